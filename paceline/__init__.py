@@ -1,0 +1,2 @@
+"""Paceline."""
+__version__ = "0.1.0"

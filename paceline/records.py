@@ -1,0 +1,218 @@
+"""What flows between the parts: plans, notes, rounds and the events of a run."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import msgspec
+
+__all__ = [
+    "Ended",
+    "Event",
+    "GradientStats",
+    "Measured",
+    "Note",
+    "Plan",
+    "Progress",
+    "Resumed",
+    "Round",
+    "Saved",
+    "Started",
+    "StepDone",
+]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the run has come: what policies may look at to decide the next step."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Whole passes over the data done."""
+    examples: int = 0
+    """Examples used, by all workers together."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What every worker does in one step. All workers compute the same one."""
+
+    step: int
+    """The number of the step, from 0."""
+    epoch: int
+    """The pass over the data that it belongs to, from 0."""
+    starts: tuple[int, ...]
+    """For each worker, the position in the epoch's order where its examples begin."""
+    counts: tuple[int, ...]
+    """For each worker, how many examples it takes."""
+    micro: int
+    """The largest number of examples in one forward pass."""
+
+    @property
+    def batch(self) -> int:
+        """The examples of the step, all workers together."""
+        return sum(self.counts)
+
+    def pieces(self, rank: int) -> list[tuple[int, int]]:
+        """The micro-batches of a worker, as ``(start, stop)`` positions in the epoch's order."""
+        start, stop = self.starts[rank], self.starts[rank] + self.counts[rank]
+        return [(at, min(at + self.micro, stop)) for at in range(start, stop, self.micro)]
+
+    def digest(self) -> int:
+        """A 32-bit check sum, which travels in the notes so that disagreement is noticed."""
+        return zlib.crc32(msgspec.msgpack.encode(self))
+
+
+class Note(msgspec.Struct, frozen=True):
+    """The numbers that one worker tells the others about a step."""
+
+    plan: float = 0.0
+    """Digest of the plan that it followed."""
+    examples: float = 0.0
+    """Examples that it used."""
+    weight: float = 0.0
+    """Weight of its gradient: its examples, or the weights given to ``step.backward``."""
+    loss: float = 0.0
+    """Sum of its losses, each times its weight."""
+    stop: float = 0.0
+    """Not zero if it wants everybody to stop after this step: 1, or the number of the signal it got."""
+    load_seconds: float = 0.0
+    """Time spent on getting the data."""
+    compute_seconds: float = 0.0
+    """Time spent in the body of the loop, communication left out."""
+    busy_seconds: float = 0.0
+    """Everything between the end of the last exchange and the start of this one."""
+    units: float = 0.0
+    """Units (micro-batches or examples) whose gradients the probe saw."""
+    unit_sqnorm: float = 0.0
+    """Sum over its units of weight times squared gradient norm."""
+
+
+class GradientStats(msgspec.Struct, frozen=True):
+    """What the probe found out about the gradient of one step, over all workers and units."""
+
+    units: int
+    """Units that the estimates rest on."""
+    weight: float
+    """The total weight (examples) of the units."""
+    variance: float
+    """Unbiased estimate of the trace of the covariance of one example's gradient; NaN with fewer than two units."""
+    mean_sqnorm: float
+    """Squared norm of the averaged gradient."""
+
+    @property
+    def signal(self) -> float:
+        """Unbiased estimate of the squared norm of the true gradient (may be negative)."""
+        return self.mean_sqnorm - self.variance / self.weight
+
+    @property
+    def noise_scale(self) -> float:
+        """The simple gradient noise scale: variance over signal; infinite where no signal is seen."""
+        if math.isnan(self.variance):
+            return math.nan
+        return self.variance / self.signal if self.signal > 0 else math.inf
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What every worker knows after a synchronisation: the same on all of them."""
+
+    plan: Plan
+    notes: tuple[Note, ...]
+    """One for each worker, by rank."""
+    stats: GradientStats | None = None
+    """What the probe measured, where a role asked for it."""
+
+    @property
+    def weight(self) -> float:
+        """The total weight of the gradient."""
+        return sum(note.weight for note in self.notes)
+
+    @property
+    def loss(self) -> float:
+        """The weighted mean of the losses of all workers."""
+        weight = self.weight
+        return sum(note.loss for note in self.notes) / weight if weight else math.nan
+
+    @property
+    def waits(self) -> tuple[float, ...]:
+        """Seconds that each worker waited for the slowest: all leave the last exchange together."""
+        slowest = max(note.busy_seconds for note in self.notes)
+        return tuple(slowest - note.busy_seconds for note in self.notes)
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Something that happened in a run. ``time`` is in seconds since 1970."""
+
+    time: float
+
+
+class Started(Event, frozen=True):
+    """The run began."""
+
+    workers: int
+    parameters: int
+    """Trainable numbers in the model."""
+    dataset: int
+    """Examples in the data set (in all workers' together, if each has its own)."""
+    settings: dict[str, str]
+    versions: dict[str, str]
+    target: Progress | None = None
+    """Where the loop will end, for the display of the time left: the one field that is not zero counts."""
+
+
+class StepDone(Event, frozen=True):
+    """One step was done. Lists have one entry for each worker."""
+
+    step: int
+    epoch: int
+    examples: int
+    """Examples used since the run began, this step included."""
+    batch: int
+    loss: float
+    learning_rate: float
+    seconds: float
+    """From the start of this step to the start of the next, as rank 0 saw it."""
+    counts: list[int]
+    load_seconds: list[float]
+    compute_seconds: list[float]
+    wait_seconds: list[float]
+    communicate_seconds: float
+    """Time of the exchange itself, after the last worker had come."""
+    bytes_sent: int
+    """What rank 0 handed to the network layer in this step."""
+    applied: bool
+    """Whether the optimizer stepped (a ``GradScaler`` may skip it)."""
+    stats: GradientStats | None = None
+
+
+class Measured(Event, frozen=True):
+    """Numbers that the user gave to ``run.log``."""
+
+    step: int
+    values: dict[str, float]
+
+
+class Saved(Event, frozen=True):
+    """A checkpoint was written."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+class Resumed(Event, frozen=True):
+    """The run went on from a checkpoint."""
+
+    step: int
+    path: str
+    workers_before: int
+
+
+class Ended(Event, frozen=True):
+    """The loop ended."""
+
+    step: int
+    examples: int
+    reason: str
+    """``done``, ``stopped``, ``left`` (the loop was left early), or the name of the error or signal."""

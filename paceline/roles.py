@@ -1,0 +1,133 @@
+"""The protocols of the roles: what a method must offer to take part in a run.
+
+A role may also be :class:`Stateful` (it is saved and restored), an :class:`Observer` (it is shown every round),
+and ask the probe for measurements (:class:`Asker`). All functions that decide something must be pure: they are called
+on every worker, and ahead of time to prefetch, and must give the same answer for the same state.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from paceline.records import Event, Note, Plan, Progress, Round
+
+if TYPE_CHECKING:
+    from paceline.fleet import Fleet
+    from paceline.probe import Probe
+    from paceline.replica import Replica
+
+__all__ = ["Asker", "Balance", "Batch", "Codec", "LearningRate", "Need", "Observer", "Order", "Recorder", "Stateful", "Sync"]
+
+
+class Need(enum.Enum):
+    """What a role can ask the probe for."""
+
+    VARIANCE = "variance"
+    """Between-unit variance and mean gradient norm: :class:`~paceline.records.GradientStats` in every round."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Something with a state that belongs into a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, made of plain values and tensors."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Take a state back."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A role that learns from what happened."""
+
+    def observe(self, round: Round) -> None:
+        """See a finished round: the same one on all workers."""
+
+
+@runtime_checkable
+class Asker(Protocol):
+    """A role that needs measurements of the probe."""
+
+    needs: frozenset[Need]
+
+
+class Order(Protocol):
+    """Which examples come next."""
+
+    foresees: bool
+    """Whether the next epoch's order is known before this epoch ends, so that it can be prefetched."""
+
+    def permutation(self, length: int, epoch: int, seed: int) -> Tensor:
+        """The ids of all examples in the order of this epoch: int64, each exactly once."""
+
+
+class Batch(Protocol):
+    """How many examples a step takes, all workers together."""
+
+    def size(self, progress: Progress) -> int:
+        """The batch of the step that follows."""
+
+
+class Balance(Protocol):
+    """Who takes how many of the examples."""
+
+    def split(self, batch: int, workers: int) -> Sequence[int]:
+        """Whole shares that sum to ``batch``."""
+
+
+class LearningRate(Protocol):
+    """How the learning rate follows the batch."""
+
+    def factor(self, progress: Progress, batch: int) -> float:
+        """What the optimizer's learning rates are multiplied by in this step."""
+
+
+class Codec(Protocol):
+    """How numbers look on the wire."""
+
+    linear: bool
+    """Whether the sum of encoded vectors is the encoded sum, so that a plain all-reduce can add them."""
+
+    def encode(self, values: Tensor) -> Tensor:
+        """What travels."""
+
+    def decode(self, payload: Tensor, out: Tensor) -> None:
+        """Write the values of a payload to ``out``."""
+
+
+class Sync(Protocol):
+    """When, what and with whom to average."""
+
+    def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
+        """Begin to serve this run."""
+
+    def detach(self) -> None:
+        """Remove every hook that was set."""
+
+    def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
+        """What the forward and backward pass of one micro-batch runs in."""
+
+    def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...]:
+        """Make the gradients ready for the optimizer and give the notes of all workers."""
+
+    def after_step(self, plan: Plan) -> None:
+        """The optimizer has stepped."""
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """While inside, the model is the average of all workers' models; collective."""
+
+
+class Recorder(Protocol):
+    """Something that keeps or shows the events of a run. Used on rank 0 only."""
+
+    def record(self, event: Event) -> None:
+        """Take one event."""
+
+    def close(self) -> None:
+        """Finish files and displays; may be called twice."""
