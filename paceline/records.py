@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from itertools import pairwise
 
 import msgspec
 
@@ -54,9 +55,15 @@ class Plan(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
     def pieces(self, rank: int) -> list[tuple[int, int]]:
-        """The micro-batches of a worker, as ``(start, stop)`` positions in the epoch's order."""
-        start, stop = self.starts[rank], self.starts[rank] + self.counts[rank]
-        return [(at, min(at + self.micro, stop)) for at in range(start, stop, self.micro)]
+        """The micro-batches of a worker, as ``(start, stop)`` positions in the epoch's order.
+
+        As few as ``micro`` allows, of sizes that differ by at most one: a tiny remainder would be bad for batch
+        statistics.
+        """
+        start, count = self.starts[rank], self.counts[rank]
+        number = -(-count // self.micro)
+        bounds = [start + count * at // number for at in range(number + 1)] if number else []
+        return list(pairwise(bounds))
 
     def digest(self) -> int:
         """A 32-bit check sum, which travels in the notes so that disagreement is noticed."""
@@ -76,6 +83,8 @@ class Note(msgspec.Struct, frozen=True):
     """Sum of its losses, each times its weight."""
     stop: float = 0.0
     """Not zero if it wants everybody to stop after this step: 1, or the number of the signal it got."""
+    save: float = 0.0
+    """Not zero if a checkpoint is due after this step; rank 0's counts."""
     load_seconds: float = 0.0
     """Time spent on getting the data."""
     compute_seconds: float = 0.0

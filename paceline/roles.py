@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from paceline.probe import Probe
     from paceline.replica import Replica
 
-__all__ = ["Asker", "Balance", "Batch", "Codec", "LearningRate", "Need", "Observer", "Order", "Recorder", "Stateful", "Sync"]
+__all__ = [
+    "Asker",
+    "Balance",
+    "Batch",
+    "Codec",
+    "LearningRate",
+    "Need",
+    "Observer",
+    "Order",
+    "Recorder",
+    "Stateful",
+    "Sync",
+]
 
 
 class Need(enum.Enum):
@@ -104,6 +116,9 @@ class Codec(Protocol):
 class Sync(Protocol):
     """When, what and with whom to average."""
 
+    bytes_sent: int
+    """What this worker handed to the network layer in the last exchange."""
+
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
         """Begin to serve this run."""
 
@@ -113,11 +128,20 @@ class Sync(Protocol):
     def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
         """What the forward and backward pass of one micro-batch runs in."""
 
+    def factor(self, plan: Plan, weight: float) -> float:
+        """What a micro-batch's loss is multiplied by before its backward pass."""
+
+    def after_backward(self) -> float:
+        """Seconds of the backward pass that has just ended that were communication."""
+
     def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...]:
         """Make the gradients ready for the optimizer and give the notes of all workers."""
 
     def after_step(self, plan: Plan) -> None:
         """The optimizer has stepped."""
+
+    def reload(self) -> None:
+        """The replica was given new values, the same on all workers."""
 
     def consensus(self) -> AbstractContextManager[None]:
         """While inside, the model is the average of all workers' models; collective."""

@@ -1,0 +1,51 @@
+"""Batch sizes that are known in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.errors import SettingError
+from paceline.records import Progress
+
+__all__ = ["Fixed", "Schedule"]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same number of examples, all workers together. ``batch=64`` is short for ``Fixed(64)``."""
+
+    examples: int
+
+    def __post_init__(self) -> None:
+        _check(self.examples)
+
+    def size(self, progress: Progress) -> int:
+        """The fixed size."""
+        return self.examples
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A size for each stage of the training, by examples seen: ``Schedule({0: 64, 100_000: 256})``."""
+
+    stages: Mapping[int, int]
+    """From the number of examples seen (all workers together) to the size that holds from there on."""
+
+    def __post_init__(self) -> None:
+        if 0 not in self.stages:
+            raise SettingError(f"the stages {dict(self.stages)} do not say how to begin; add a size for 0 examples")
+        for begin, examples in self.stages.items():
+            if begin < 0:
+                raise SettingError(f"a stage begins at {begin} examples; it must be 0 or more")
+            _check(examples)
+        object.__setattr__(self, "stages", dict(sorted(self.stages.items())))
+
+    def size(self, progress: Progress) -> int:
+        """The size of the last stage that has begun."""
+        return [examples for begin, examples in self.stages.items() if begin <= progress.examples][-1]
+
+
+def _check(examples: int) -> None:
+    if not isinstance(examples, int) or isinstance(examples, bool) or examples < 1:
+        raise SettingError(f"a batch of {examples!r} is not possible; it must be a whole number of at least 1")

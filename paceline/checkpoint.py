@@ -1,0 +1,459 @@
+"""The files of checkpoints: a tree of plain values and tensors in, one file out, and back, safely.
+
+A file is a header (mark, format version, serial number, length and digest) followed by what ``torch.save`` wrote. It
+comes to its name only when it is whole and on the disk, so that a kill at any byte leaves the earlier files as they
+were. What was written is read with ``torch.load(weights_only=True)``: no code of the file is ever run.
+
+All of this is for rank 0; the other workers are sent the bytes of :func:`read` and give them to :func:`parse`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import hashlib
+import io
+import math
+import os
+import re
+import struct
+import warnings
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import CheckpointError, SettingError
+
+__all__ = ["Checkpoint", "clean", "find", "load_newest", "parse", "read", "write"]
+
+_FORMAT = 1
+# The line ends make a transfer in text mode visible, as in PNG.
+_MARK = b"paceline-ckpt\r\n\x00"
+_HEAD = struct.Struct("<16sQQQ")
+"""Mark, format, serial number, length of the payload. A sha256 of the payload and of this follows."""
+_HEADER_BYTES = _HEAD.size + hashlib.sha256().digest_size
+
+_NAME = re.compile(r"step-(\d{8,})\.ckpt")
+_PART = re.compile(r"\..+\.(\d+)\.part")
+
+
+def write(path: Path, tree: dict[str, Any]) -> int:
+    """Save a tree to a file and give the bytes written; an existing file is replaced in one go or not at all.
+
+    The tree may hold ``None``, bool, int, float, complex, str, bytes, tensors, and lists, tuples, sets and dicts of
+    these. Tensors come back detached and on the CPU, a ``defaultdict`` comes back as a dict.
+    """
+    plain = _plain(tree, ())
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        clean(path.parent)
+        # Not the clock, which differs between machines, and not the step: who goes back to step 100 and trains on
+        # has a newer checkpoint at step 110 than the abandoned one at step 200.
+        serial = 1 + max((serial or 0 for _, serial in _ranked(path.parent)), default=0)
+        size = _write_part(part, plain, serial)
+        os.replace(part, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot save the checkpoint {path}: {_reason(error)}; {_remedy(error)} (earlier checkpoints are untouched)"
+        ) from error
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"cannot save the checkpoint {path}: torch.save refused its content: {error} "
+            "(earlier checkpoints are untouched)"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    return size
+
+
+def read(path: Path) -> bytes:
+    """The payload of a checkpoint, after its length and its digest were found right."""
+    try:
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a folder, not a checkpoint; name a step-*.ckpt file in it")
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header = file.read(_HEADER_BYTES)
+            head, digest = header[: _HEAD.size], header[_HEAD.size :]
+            payload = file.read(_payload_bytes(path, head, size))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no checkpoint {path}; check the path") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read the checkpoint {path}: {_reason(error)}; check the path and its permissions"
+        ) from error
+    sha256 = hashlib.sha256(payload)
+    sha256.update(head)
+    if sha256.digest() != digest:
+        raise CheckpointError(
+            f"{path} does not match its digest: it was altered after it was written; use an earlier checkpoint"
+        )
+    return payload
+
+
+def parse(payload: bytes) -> dict[str, Any]:
+    """The tree of a payload, its tensors on the CPU."""
+    try:
+        tree = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except Exception as error:  # what is no tree of ours can fail in torch.load in any way
+        # Its context is without torch's advice to load without weights_only, which would run the code in the file.
+        reason = str(error.__context__ or error).partition(". ")[0]
+        raise CheckpointError(
+            f"the content of the checkpoint is not made of plain values and tensors that torch {torch.__version__} "
+            f"reads: {reason or type(error).__name__}; use the versions of Paceline and torch that wrote it"
+        ) from error
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"the checkpoint holds {_a(tree)} instead of a dict; Paceline did not write it")
+    return tree
+
+
+def find(path: Path) -> Iterator[Path]:
+    """The checkpoints that a path stands for: a file for itself, a folder for its ``step-*.ckpt``, newest first."""
+    try:
+        if path.is_dir():
+            return iter([file for file, _ in _ranked(path)])
+        if path.exists():
+            return iter([path])
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot look for checkpoints at {path}: {_reason(error)}; check the path and its permissions"
+        ) from error
+    raise CheckpointError(f"there is no checkpoint {path}: no such file or folder; check the path")
+
+
+def load_newest(path: Path) -> tuple[Path, bytes]:
+    """The newest sound checkpoint of a folder and its payload, with a warning for every damaged one that is newer.
+
+    A file that is named itself must be sound: another one in its place could be a surprise.
+    """
+    files = list(find(path))
+    if files == [path]:
+        return path, read(path)
+    refusals: list[str] = []
+    for file in files:
+        try:
+            payload = read(file)
+        except CheckpointError as error:
+            refusals.append(str(error))
+            continue
+        for refusal in refusals:
+            warnings.warn(f"{refusal}. Going on from {file}", stacklevel=2)
+        return file, payload
+    if not refusals:
+        raise CheckpointError(f"the folder {path} holds no checkpoint (step-*.ckpt); check the path")
+    raise CheckpointError(
+        f"no checkpoint in the folder {path} is sound; start anew, or use a copy:\n  " + "\n  ".join(refusals)
+    )
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed processes left half written: the files of this process and of those that have ended.
+
+    A process on another machine cannot be seen from here, so a folder is for one run at a time.
+    """
+    for file in folder.iterdir():
+        match = _PART.fullmatch(file.name)
+        if match and (int(match[1]) == os.getpid() or not _alive(int(match[1]))):
+            file.unlink(missing_ok=True)
+
+
+class Checkpoint:
+    """When a run saves itself, where, and how many of the files stay.
+
+    A checkpoint is due after every ``every`` steps, and ``seconds`` after the last one; with neither, none ever is.
+    The newest ``keep`` stay.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        seconds: float | None = None,
+        keep: int = 3,
+    ) -> None:
+        if every is not None:
+            _check_whole("every", every)
+        _check_whole("keep", keep)
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            raise SettingError(f"seconds ({seconds!r}) is not a number above 0; give one, as in seconds=600")
+        self.folder = Path(folder)
+        self.every = every
+        self.seconds = seconds
+        self.keep = keep
+        self._since: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.folder)!r}, every={self.every}, seconds={self.seconds}, keep={self.keep})"
+
+    def due(self, step: int, now: float) -> bool:
+        """Whether a checkpoint should be written after ``step`` steps, at ``now`` seconds of any steady clock.
+
+        Clocks differ between workers, so with ``seconds`` one worker must ask and tell the others.
+        """
+        if self._since is None:
+            self._since = now
+        waited = now - self._since
+        by_step = self.every is not None and step > 0 and step % self.every == 0
+        return by_step or (self.seconds is not None and waited >= self.seconds)
+
+    def mark(self, now: float) -> None:
+        """Count ``seconds`` from here: the run began, or a checkpoint was written."""
+        self._since = now
+
+    def path(self, step: int) -> Path:
+        """The file for the checkpoint after ``step`` steps."""
+        return self.folder / _name(step)
+
+    def newest(self) -> list[Path]:
+        """The checkpoints that exist, newest first."""
+        return list(find(self.folder)) if self.folder.is_dir() else []
+
+    def prune(self) -> None:
+        """Remove all but the newest ``keep``. A file without the mark of a checkpoint is left alone."""
+        try:
+            ours = [file for file, serial in _ranked(self.folder) if serial is not None]
+            for file in ours[self.keep :]:
+                file.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot remove old checkpoints from {self.folder}: {_reason(error)}; {_remedy(error)}"
+            ) from error
+
+
+def _write_part(part: Path, tree: Any, serial: int) -> int:
+    """Write the whole file under its temporary name, down to the disk."""
+    # "x" follows no link that someone else may have put there.
+    with open(part, "xb") as file:
+        file.write(bytes(_HEADER_BYTES))
+        payload = _HashingWriter(file)
+        try:
+            torch.save(tree, cast(IO[bytes], payload))
+        except Exception:
+            if payload.failure is not None:
+                raise payload.failure from None
+            raise
+        head = _HEAD.pack(_MARK, _FORMAT, serial, payload.length)
+        payload.sha256.update(head)
+        file.seek(0)
+        file.write(head + payload.sha256.digest())
+        file.flush()
+        os.fsync(file.fileno())
+    return _HEADER_BYTES + payload.length
+
+
+class _HashingWriter:
+    """What ``torch.save`` writes to: counts and hashes on the way to the file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self.length = 0
+        # torch.save closes its archive after an error, which fails too and hides the error (even Ctrl-C).
+        self.failure: BaseException | None = None
+
+    def write(self, data: memoryview) -> int:
+        try:
+            self.file.write(data)
+        except BaseException as error:
+            self.failure = error
+            raise
+        self.sha256.update(data)
+        self.length += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing to do before the header is written."""
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems know no fsync of a folder; the file itself is safe there.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _payload_bytes(path: Path, head: bytes, size: int) -> int:
+    """The length of the payload by the head of a file of ``size`` bytes, after all that a head can tell was checked."""
+    if not head.startswith(_MARK[: len(head)]):
+        raise CheckpointError(
+            f"{path} is not a Paceline checkpoint: it does not begin like one; give a file that Paceline wrote"
+        )
+    if size < _HEADER_BYTES:
+        raise CheckpointError(
+            f"{path} is cut short: {size:,} of at least {_HEADER_BYTES:,} bytes; use an earlier checkpoint"
+        )
+    _, version, _, length = _HEAD.unpack(head)
+    if version != _FORMAT:
+        raise CheckpointError(
+            f"{path} has the checkpoint format {version}, and this Paceline reads format {_FORMAT}; "
+            "use the version of Paceline that wrote it"
+        )
+    whole = _HEADER_BYTES + length
+    if size != whole:
+        wrong = "is cut short" if size < whole else "is too long"
+        raise CheckpointError(f"{path} {wrong}: {size:,} of {whole:,} bytes; use an earlier checkpoint")
+    return int(length)
+
+
+def _ranked(folder: Path) -> list[tuple[Path, int | None]]:
+    """The checkpoints of a folder with their serial numbers, newest first.
+
+    Those whose number cannot be read come before all others, so that who looks for a checkpoint hears of them.
+    """
+    if not folder.is_dir():
+        return []
+    steps = {file: int(match[1]) for file in folder.iterdir() if (match := _NAME.fullmatch(file.name))}
+    serials = {file: _serial(file) for file in steps}
+
+    def age(file: Path) -> tuple[bool, int, int]:
+        serial = serials[file]
+        return serial is None, serial or 0, steps[file]
+
+    return [(file, serials[file]) for file in sorted(steps, key=age, reverse=True)]
+
+
+def _serial(path: Path) -> int | None:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD.size)
+    except OSError:
+        return None
+    if len(head) < _HEAD.size or not head.startswith(_MARK):
+        return None
+    serial = int(_HEAD.unpack(head)[2])
+    # No run writes that many: the byte is damaged, and the next number must still fit.
+    return serial if serial < 2**62 else None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}.ckpt"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _check_whole(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SettingError(f"{name} ({value!r}) is not a whole number of at least 1; give one, as in {name}=5")
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, type(error).__name__)})"
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "free some space, lower keep, or save to another disk"
+    return "give a file name in a folder that can be written to"
+
+
+# What torch.load(weights_only=True) takes as it is.
+_VALUES = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size)
+_KEYS = (type(None), bool, int, float, str)
+_DEEPEST = 100
+
+
+class _EmptyBytes:
+    """Stands for ``b""``, which torch.save writes as a call that a weights-only load refuses; it takes this one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return codecs.encode, ("", "latin1")
+
+
+def _plain(value: Any, where: tuple[Any, ...]) -> Any:
+    """A copy of the tree that surely loads again. The tensors are not copied."""
+    kind = type(value)
+    if not where and not isinstance(value, dict):
+        raise CheckpointError(f"a checkpoint is a dict, not {_a(value)}; put it into one")
+    if len(where) > _DEEPEST:
+        raise CheckpointError(f"{_show(where)} is nested too deep for a checkpoint, or contains itself; flatten it")
+    if kind in _VALUES:
+        # Longer ones have an instruction of their own, which a weights-only load does not know.
+        if kind is int and value.bit_length() >= 255 * 8:
+            raise CheckpointError(f"{_show(where)} is an int of {value.bit_length():,} bits; keep it as a str")
+        return _EmptyBytes() if kind is bytes and not value else value
+    if kind in (Tensor, torch.nn.Parameter):
+        return _plain_tensor(value, where)
+    if kind in (list, tuple):
+        return kind([_plain(item, (*where, at)) for at, item in enumerate(value)])
+    if kind is set:
+        return {_plain_key(item, where) for item in value}
+    if kind in (dict, defaultdict, OrderedDict, Counter):
+        items = {_plain_key(key, where): _plain(item, (*where, key)) for key, item in value.items()}
+        if kind is Counter:
+            return Counter(items)
+        return _ordered(value, items, where) if kind is OrderedDict else items
+    if isinstance(value, np.generic):
+        remedy = "keep value.item() instead"
+    elif isinstance(value, np.ndarray):
+        remedy = "keep torch.from_numpy(value) instead"
+    else:
+        remedy = "give the object a state_dict made of plain values and tensors"
+    raise CheckpointError(f"{_show(where)} is {_a(value)}, which a checkpoint cannot hold; {remedy}")
+
+
+def _ordered(value: Any, items: dict[Any, Any], where: tuple[Any, ...]) -> Any:
+    copy: Any = OrderedDict(items)
+    # The versions of the modules in a model's state, which load_state_dict looks at.
+    if hasattr(value, "_metadata"):
+        copy._metadata = _plain(value._metadata, (*where, "_metadata"))
+    return copy
+
+
+def _plain_key(key: Any, where: tuple[Any, ...]) -> Any:
+    if type(key) not in _KEYS:
+        raise CheckpointError(
+            f"{_show(where)} has {_a(key)} as a key or member, which a checkpoint cannot hold; use a str or an int"
+        )
+    return _plain(key, (*where, key))
+
+
+def _plain_tensor(tensor: Tensor, where: tuple[Any, ...]) -> Tensor:
+    odd = {"nested": tensor.is_nested, "quantized": tensor.is_quantized, "meta": tensor.is_meta}
+    odd[str(tensor.layout)] = tensor.layout not in (torch.strided, torch.sparse_coo)
+    kind = next((kind for kind, is_it in odd.items() if is_it), None)
+    if kind is not None:
+        raise CheckpointError(
+            f"{_show(where)} is a tensor of the kind {kind}, which a checkpoint cannot hold; keep a dense one"
+        )
+    # Leaves behind the graph, hooks, and attributes that somebody set on it: only numbers are saved.
+    tensor = tensor.detach()
+    # torch.save writes whole storages: a slice would take all that it was cut from with it.
+    if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes:
+        return torch.empty_like(tensor, device="cpu").copy_(tensor)
+    return tensor
+
+
+def _show(where: tuple[Any, ...]) -> str:
+    steps = (f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]" for key in where)
+    text = "".join(steps).removeprefix(".") or "the tree"
+    return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+def _a(value: Any) -> str:
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,44 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Clock"]
+
+
+class Clock:
+    """A stopwatch with three hands: loading, computing, exchanging. What is left is the rest of the loop's body."""
+
+    def __init__(self) -> None:
+        self.load = self.compute = self.exchange = 0.0
+        self._free = self._mark = time.perf_counter()
+
+    def start(self) -> None:
+        """A step begins."""
+        self.load = self.compute = self.exchange = 0.0
+        self._mark = time.perf_counter()
+
+    def loaded(self) -> None:
+        """Data has come."""
+        self.load += self._lap()
+
+    def computed(self, of_which_exchange: float = 0.0) -> None:
+        """A piece of the loop's body has run; some of it may have been communication."""
+        self.compute += self._lap() - of_which_exchange
+        self.exchange += of_which_exchange
+
+    def exchanged(self) -> None:
+        """The exchange is over: all workers are free again at about the same time."""
+        self.exchange += self._lap()
+        self._free = self._mark
+
+    @property
+    def busy(self) -> float:
+        """Seconds since the last exchange ended that were this worker's own work."""
+        return self._mark - self._free - self.exchange
+
+    def _lap(self) -> float:
+        now = time.perf_counter()
+        lap, self._mark = now - self._mark, now
+        return lap

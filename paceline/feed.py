@@ -1,0 +1,124 @@
+"""The feed: order × plan → this worker's micro-batches.
+
+What to fetch is always asked for by position, so a changed plan cannot give a wrong size, lose an example or
+repeat one. Loader processes work ahead on a guess (the plans that would follow if nothing changed); what they
+fetched is used if it is what the plan asks for, and thrown away if not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from paceline.errors import SettingError
+from paceline.loader import Collate, Fetch, Inline, Loader, Piece, Source, Tensors, tensors_of
+from paceline.records import Plan
+from paceline.roles import Order
+
+__all__ = ["Feed", "check_dataset", "to_device"]
+
+
+def check_dataset(dataset: Dataset[Any]) -> int:
+    """The length of a data set, or an error that says why it cannot be used."""
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise SettingError(
+            f"{name} is an iterable data set; Paceline decides which example comes next, so it needs a map-style one, "
+            "with __len__ and __getitem__"
+        )
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise SettingError(f"{name} has no __len__ or no __getitem__; Paceline needs a map-style data set")
+    length = len(dataset)
+    if length == 0:
+        raise SettingError(f"the data set ({name}) is empty; give one with at least one example")
+    return length
+
+
+class Feed:
+    """Gives a worker the examples that a plan assigns to it."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        order: Order,
+        *,
+        rank: int,
+        seed: int,
+        device: torch.device,
+        collate_fn: Collate | None,
+        num_workers: int,
+        prefetch: int,
+        pin_memory: bool,
+        deadline: float,
+    ) -> None:
+        if num_workers < 0:
+            raise SettingError(f"num_workers ({num_workers}) must be 0 or more")
+        if prefetch < 1:
+            raise SettingError(f"prefetch ({prefetch}) must be at least 1")
+        self.length = check_dataset(dataset)
+        self._order, self._seed = order, seed
+        self._rank, self._device = rank, device
+        self._permutations: dict[int, Tensor] = {}
+        self._source: Source
+        tensors = tensors_of(dataset) if collate_fn is None else None
+        fetch = Fetch(dataset, collate_fn or default_collate, seed)
+        if tensors is not None:
+            self._source = Tensors(*tensors)
+        elif num_workers:
+            self._source = Loader(fetch, self._ids, num_workers, prefetch, pin_memory, deadline)
+        else:
+            self._source = Inline(fetch)
+
+    def micro_batches(self, plan: Plan, future: Callable[[], Iterable[Plan]]) -> Iterator[tuple[int, Any]]:
+        """The micro-batches of this worker, each with its number of examples.
+
+        ``future`` gives the plans that would follow if nothing changed; it is called only to work ahead.
+        """
+        pieces = [Piece(plan.epoch, start, stop) for start, stop in plan.pieces(self._rank)]
+        for at, piece in enumerate(pieces):
+            rest = pieces[at:]
+            batch = self._source.fetch(piece, self._ids(piece), lambda rest=rest: self._ahead(rest, future))  # type: ignore[misc]
+            yield piece.stop - piece.start, to_device(batch, self._device)
+
+    def forget(self) -> None:
+        """Drop remembered orders and prefetched data: they come from a state that has been replaced."""
+        self._permutations.clear()
+        self._source.forget()
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._source.close()
+
+    def _ids(self, piece: Piece) -> Tensor:
+        if piece.epoch not in self._permutations:
+            # While looking ahead, two epochs are in use: the present one and the next.
+            self._permutations = {e: p for e, p in self._permutations.items() if e >= piece.epoch - 1}
+            self._permutations[piece.epoch] = self._order.permutation(self.length, piece.epoch, self._seed)
+        return self._permutations[piece.epoch][piece.start : piece.stop]
+
+    def _ahead(self, rest: list[Piece], future: Callable[[], Iterable[Plan]]) -> Iterator[Piece]:
+        yield from rest
+        for plan in future():
+            if plan.epoch > rest[0].epoch and not self._order.foresees:
+                return
+            for start, stop in plan.pieces(self._rank):
+                yield Piece(plan.epoch, start, stop)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move every tensor in a batch (nested lists, tuples, dicts) to a device."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

@@ -1,0 +1,275 @@
+"""The fleet: rank, size, and every exchange between the workers, each with a deadline."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from paceline.errors import SettingError, WorkerLost, WorkersDisagree
+from paceline.watch import SILENT, Watch
+
+__all__ = ["Fleet"]
+
+SLICE = 0.25  # seconds between two looks at the watch while waiting
+
+
+class Fleet:
+    """All workers of a run, seen from one of them.
+
+    Use :meth:`join`: it starts torch's process group from the launcher's environment if nobody has, and is a
+    fleet of one where there is no launcher.
+    """
+
+    def __init__(self, rank: int, size: int, deadline: float, watch: Watch | None, owns_group: bool) -> None:
+        self.rank, self.size, self.deadline = rank, size, deadline
+        self._watch = watch
+        self._owns_group = owns_group
+        self._gathers = 0
+        self._closed = False
+        # A collective needs tensors where its backend works: gloo's on the CPU, NCCL's on this worker's GPU (the
+        # latter is not exercised by the tests, which have no GPU).
+        nccl = size > 1 and dist.get_backend() == "nccl"
+        self._nccl = nccl
+        self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        atexit.register(self._at_exit)
+
+    @classmethod
+    def join(cls, deadline: float = 300.0) -> Fleet:
+        """Become a worker of the fleet that the environment describes (``torchrun``'s variables)."""
+        if not deadline > 0:
+            raise SettingError(f"deadline ({deadline}) must be a positive number of seconds")
+        owns_group = not dist.is_initialized()
+        if owns_group:
+            size = int(os.environ.get("WORLD_SIZE", "1"))
+            if size == 1:
+                return cls(0, 1, deadline, None, owns_group=False)
+            missing = [key for key in ("RANK", "MASTER_ADDR", "MASTER_PORT") if key not in os.environ]
+            if missing:
+                raise SettingError(
+                    f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start the script with "
+                    "`paceline run` or `torchrun`, or unset WORLD_SIZE to train in one process"
+                )
+            dist.init_process_group(
+                "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=deadline)
+            )
+        elif dist.get_world_size() > 1:
+            # DDP's own collectives run under this limit: without it a frozen worker is noticed after 30 minutes.
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=deadline), dist.group.WORLD)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        watch = Watch(_store_of_this_run(), rank, size) if size > 1 else None
+        return cls(rank, size, deadline, watch, owns_group)
+
+    def doing(self, step: int, what: str) -> None:
+        """Note what this worker does, for the messages of those who may wait for it."""
+        if self._watch:
+            self._watch.doing(step, what)
+
+    def all_reduce(self, tensor: Tensor, what: str) -> None:
+        """Sum a tensor over all workers, in place."""
+        if self.size > 1:
+            self.wait(lambda: dist.all_reduce(tensor, async_op=True), what)
+
+    def broadcast(self, tensor: Tensor, what: str) -> None:
+        """Copy rank 0's tensor to all, in place."""
+        if self.size > 1:
+            self.wait(lambda: dist.broadcast(tensor, src=0, async_op=True), what)
+
+    def broadcast_bytes(self, blob: bytes, what: str) -> bytes:
+        """Give rank 0's bytes to all."""
+        if self.size == 1:
+            return blob
+        length = torch.tensor([len(blob)], dtype=torch.int64, device=self.device)
+        self.broadcast(length, what)
+        data = torch.empty(int(length.item()), dtype=torch.uint8, device=self.device)
+        if self.rank == 0 and blob:
+            data.copy_(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
+        if data.numel():
+            self.broadcast(data, what)
+        return data.cpu().numpy().tobytes()
+
+    def gather(self, blob: bytes, what: str) -> list[bytes]:
+        """Every worker's bytes, by rank, on every worker. For small, rare things: it goes through the store.
+
+        Unlike a collective, this does not corrupt anything if only some workers call it: they stop with an error
+        that names the others.
+        """
+        if self._watch is None:
+            return [blob]
+        self._gathers += 1
+        prefix = f"gather/{self._gathers}"
+        self._watch.set(f"{prefix}/{self.rank}", blob)
+        since = time.monotonic()
+        found: dict[int, bytes] = {self.rank: blob}
+        while len(found) < self.size:
+            for rank in range(self.size):
+                if rank not in found and (value := self._watch.get(f"{prefix}/{rank}")) is not None:
+                    found[rank] = value
+            if len(found) < self.size:
+                missing = tuple(rank for rank in range(self.size) if rank not in found)
+                self._look_around(what, since, missing)
+                time.sleep(0.002 if time.monotonic() - since < 1 else 0.05)
+        self._watch.attend(False)
+        return [found[rank] for rank in range(self.size)]
+
+    def agree(self, items: dict[str, str]) -> None:
+        """Compare settings between workers; a difference is an error that names the item, values and workers."""
+        gathered = self.gather(msgspec.json.encode(items), "the others' settings")
+        theirs = [msgspec.json.decode(blob, type=dict[str, str]) for blob in gathered]
+        differences = []
+        for key in dict.fromkeys(key for one in theirs for key in one):
+            by_value: defaultdict[str, list[int]] = defaultdict(list)
+            for rank, one in enumerate(theirs):
+                by_value[one.get(key, "nothing")].append(rank)
+            if len(by_value) > 1:
+                told = "; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in by_value.items())
+                differences.append(f"the {key} differs between workers ({told})")
+        if differences:
+            raise WorkersDisagree(
+                " and ".join(differences) + "; start all workers with the same code, arguments and data"
+            )
+
+    def wait(self, start: Callable[[], dist.Work], what: str) -> None:
+        """Start a collective and wait for it, not longer than the deadline."""
+        since = time.monotonic()
+        try:
+            work = start()
+            while not self._done(work):
+                self._look_around(what, since, ())
+        except RuntimeError as error:
+            if isinstance(error, WorkerLost):
+                raise
+            raise self.lost(what, since, error) from error
+        if self._watch:
+            self._watch.attend(False)
+
+    def lost(self, what: str, since: float, error: BaseException) -> WorkerLost:
+        """Find out whose fault a broken connection is; takes a few heartbeats at most."""
+        if self._watch is None:
+            return WorkerLost(str(error), ranks=(), waited_for=what, seconds=time.monotonic() - since)
+        self._watch.attend(True)
+        end = time.monotonic() + 2 * SILENT
+        while self._watch.trouble is None and not self._watch.silent() and time.monotonic() < end:
+            time.sleep(0.05)
+        if self._watch.trouble is None:
+            ranks = tuple(self._watch.silent())
+            self._watch.post(ranks, self._describe(ranks, "ended or lost its connection", str(error)))
+        return self._error(what, since)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this worker fails, so that they need not wait for it."""
+        if self._watch and self._watch.trouble is None:
+            self._watch.post((self.rank,), f"raised {type(error).__name__}: {error}")
+
+    def leave(self, why: str) -> None:
+        """Tell the others that this worker takes no further part."""
+        if self._watch and self._watch.trouble is None and not self._closed:
+            self._watch.set(f"left/{self.rank}", f"{why} (step {self._watch.step})".encode())
+
+    def come_back(self) -> None:
+        """Take part again after :meth:`leave`."""
+        if self._watch and self._watch.get(f"left/{self.rank}"):
+            self._watch.set(f"left/{self.rank}", b"")
+
+    def close(self) -> None:
+        """Leave the fleet in order: wait, within limits, until all others are done, too."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        if self._watch:
+            # Rank 0 may host the store, and a socket that closes under a slower worker breaks its last collective.
+            self._watch.set(f"done/{self.rank}", b"done")
+            end = time.monotonic() + min(self.deadline, 10.0)
+            waiting = set(range(self.size))
+            while waiting and self._watch.trouble is None and time.monotonic() < end:
+                waiting = {rank for rank in waiting if self._watch.get(f"done/{rank}") is None}
+                time.sleep(0.002)
+            self._watch.close()
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _done(self, work: dist.Work) -> bool:
+        if self._nccl:  # wait() of NCCL does not block the host: poll instead
+            end = time.monotonic() + SLICE
+            while not work.is_completed() and time.monotonic() < end:
+                time.sleep(0.0002)
+            return work.is_completed()
+        try:
+            work.wait(timedelta(seconds=SLICE))
+        except RuntimeError:
+            if work.is_completed():
+                raise
+            return False
+        return True
+
+    def _look_around(self, what: str, since: float, missing: tuple[int, ...]) -> None:
+        """Called now and then while waiting: raises if there is no point in waiting longer."""
+        assert self._watch is not None
+        waited = time.monotonic() - since
+        if waited > 1.0:
+            self._watch.attend(True)
+            gone = {rank: why for rank in range(self.size) if (why := self._watch.get(f"left/{rank}"))}
+            if gone and self._watch.trouble is None:
+                rank, why = next(iter(gone.items()))
+                self._watch.post((rank,), why.decode())
+        if self._watch.trouble is None and waited > self.deadline:
+            ranks = tuple(self._watch.silent()) or missing
+            self._watch.post(
+                ranks,
+                self._describe(ranks, "gave no sign of life", f"the deadline of {self.deadline:g} s passed"),
+            )
+        if self._watch.trouble is not None:
+            raise self._error(what, since)
+
+    def _describe(self, ranks: tuple[int, ...], happened: str, cause: str) -> str:
+        assert self._watch is not None
+        if not ranks:
+            words = "; ".join(f"rank {r}: {self._watch.last_words(r)}" for r in range(self.size) if r != self.rank)
+            return f"{cause}; all workers are alive ({words})"
+        words = "; ".join(f"rank {rank}: {self._watch.last_words(rank)}" for rank in ranks)
+        return f"{happened} ({words}; {cause})"
+
+    def _error(self, what: str, since: float) -> WorkerLost:
+        assert self._watch is not None
+        trouble = self._watch.trouble
+        seconds = time.monotonic() - since
+        ranks, text = (trouble.ranks, trouble.text) if trouble else ((), "the notice of trouble could not be read")
+        whom = _ranks(ranks) if ranks else "a worker that could not be named"
+        found = f"; found by rank {trouble.found_by}" if trouble and trouble.found_by not in (*ranks, self.rank) else ""
+        message = (
+            f"rank {self.rank}, in step {self._watch.step}, waited {seconds:.1f} s for {what}: {whom} {text}{found}"
+        )
+        return WorkerLost(message, ranks=ranks, waited_for=what, seconds=seconds)
+
+    def _at_exit(self) -> None:
+        """The script ended without closing the run: say so, instead of letting the others guess."""
+        error: object = getattr(sys, "last_value", None)
+        if isinstance(error, BaseException):
+            self.fail(error)
+        else:
+            self.leave("ended its process")
+        self.close()
+
+
+def _store_of_this_run() -> Store:
+    """Torch's store under a prefix of our own, fresh for each run of a process group."""
+    number = torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(time.time_ns()))
+    if dist.get_backend() == "nccl":
+        number = number.cuda()
+    dist.broadcast(number, src=0)
+    return PrefixStore(f"paceline/{int(number.item())}", dist.distributed_c10d._get_default_store())
+
+
+def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,95 @@
+"""From a cursor to the next plan: pure functions, the same on every worker and for looking ahead.
+
+With shared data there is one order and one position in it; a step takes the next examples and cuts them by the
+workers' shares, so the examples of a step do not depend on who computes them. With local data each worker has
+its own data set, order and position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from paceline.errors import SettingError
+from paceline.records import Plan, Progress
+
+__all__ = ["Cursor", "Split", "advance", "cut", "take_local"]
+
+Split = Callable[[int, int], Sequence[int]]
+"""``(batch, workers) -> shares``: the balance role."""
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """Where the run stands in its data."""
+
+    progress: Progress
+    taken: tuple[int, ...]
+    """Examples of this epoch that were used: one number for shared data, one for each worker for local data."""
+
+
+def cut(
+    cursor: Cursor,
+    lengths: tuple[int, ...],
+    workers: int,
+    batch: int,
+    split: Split,
+    micro: int | None,
+    left: int | None,
+) -> Plan:
+    """The plan of the next step.
+
+    ``lengths`` is ``(N,)`` for shared data and each worker's length for local data. ``left`` bounds the examples
+    (a budget). The last step of an epoch takes what remains; a share may then be zero.
+    """
+    if batch < workers:
+        raise SettingError(
+            f"batch ({batch}) is below the number of workers ({workers}), so some would have nothing to do; "
+            "raise the batch or start fewer workers"
+        )
+    remaining = [length - taken for length, taken in zip(lengths, cursor.taken, strict=True)]
+    size = min(batch, sum(remaining), batch if left is None else left)
+    shares = split(size, workers)
+    if len(shares) != workers or sum(shares) != size or min(shares) < 0:
+        raise SettingError(
+            f"the balance split {size} examples between {workers} workers into {list(shares)}; "
+            "it must give each worker a whole number of at least 0, and {size} in all".replace("{size}", str(size))
+        )
+    if len(lengths) == 1 and len(cursor.taken) == 1:
+        counts = tuple(shares)
+        starts = tuple(cursor.taken[0] + before for before in accumulate(counts[:-1], initial=0))
+    else:
+        counts = take_local(shares, remaining)
+        starts = cursor.taken
+    return Plan(
+        step=cursor.progress.step,
+        epoch=cursor.progress.epoch,
+        starts=starts,
+        counts=counts,
+        micro=micro or max(max(counts), 1),
+    )
+
+
+def take_local(shares: Sequence[int], remaining: Sequence[int]) -> tuple[int, ...]:
+    """What each worker takes of its own data: its share; what a worker lacks, the others take, lowest rank first."""
+    counts = [min(share, has) for share, has in zip(shares, remaining, strict=True)]
+    lacking = sum(shares) - sum(counts)
+    for rank, has in enumerate(remaining):
+        more = min(lacking, has - counts[rank])
+        counts[rank] += more
+        lacking -= more
+    return tuple(counts)
+
+
+def advance(cursor: Cursor, plan: Plan, lengths: tuple[int, ...]) -> Cursor:
+    """Where the run stands after a step."""
+    used = (plan.batch,) if len(cursor.taken) == 1 and len(lengths) == 1 else plan.counts
+    taken = tuple(before + more for before, more in zip(cursor.taken, used, strict=True))
+    done = taken == lengths
+    progress = Progress(
+        step=cursor.progress.step + 1,
+        epoch=cursor.progress.epoch + done,
+        examples=cursor.progress.examples + plan.batch,
+    )
+    return Cursor(progress=progress, taken=(0,) * len(taken) if done else taken)

@@ -1,0 +1,91 @@
+"""This worker's copy of the model: which tensors belong to it, and whether it equals the others'."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.errors import SettingError
+from paceline.fleet import Fleet
+
+__all__ = ["Replica"]
+
+
+class Replica:
+    """The parameters and buffers that are trained together.
+
+    Parameters are those of the model that require a gradient, then those that only the optimizer knows (of a learnt
+    loss, say).
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.ddp = model if isinstance(model, DistributedDataParallel) else None
+        self.module: nn.Module = self.ddp.module if self.ddp else model
+        named = {id(p): (name, p) for name, p in self.module.named_parameters()}
+        extra = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in named]
+        if self.ddp and extra:
+            raise SettingError(
+                f"the optimizer holds {len(extra)} parameters that are not in the DistributedDataParallel module, so "
+                "nobody would average their gradients; make them part of the module, or give Run the bare module"
+            )
+        self._all = [*named.values(), *((f"optimizer.{at}", p) for at, p in enumerate(extra))]
+        if not self.parameters:
+            raise SettingError("no parameter of the model requires a gradient, so there is nothing to train")
+
+    @property
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """The trained parameters, with names."""
+        return [(name, p) for name, p in self._all if p.requires_grad]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters; a user may freeze and thaw some between steps."""
+        return [p for _, p in self._all if p.requires_grad]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return self.parameters[0].device
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        """The buffers, with names."""
+        return list(self.module.named_buffers())
+
+    def shape(self) -> str:
+        """A digest of names, shapes and kinds of all tensors: equal on all workers, or they train different models."""
+        tensors = [*self._all, *self.buffers()]
+        text = ";".join(f"{name}:{tuple(t.shape)}:{t.dtype}" for name, t in tensors)
+        numbers = sum(p.numel() for _, p in self._all)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return f"{numbers:,} parameters in {len(self._all)} tensors, digest {digest}"
+
+    def digest(self) -> str:
+        """A digest of all values, to the bit."""
+        total = hashlib.sha256()
+        for _, tensor in [*self._all, *self.buffers()]:
+            total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return total.hexdigest()
+
+    def equalise(self, fleet: Fleet) -> None:
+        """Make all workers start from rank 0's values; warn if they did not."""
+        if fleet.size == 1:
+            return
+        digests = fleet.gather(self.digest().encode(), "the digest of the initial parameters")
+        different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if not different:
+            return
+        with torch.no_grad():
+            for name, tensor in [*self._all, *self.buffers()]:
+                same = tensor.detach().contiguous().to(fleet.device)
+                fleet.broadcast(same, f"rank 0's initial value of {name}")
+                tensor.copy_(same)
+        if fleet.rank == 0:
+            warnings.warn(
+                f"the initial parameters or buffers of ranks {', '.join(map(str, different))} differed from rank 0's; "
+                "all workers now have rank 0's. Seed all workers alike (torch.manual_seed) before building the model.",
+                stacklevel=2,
+            )

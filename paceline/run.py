@@ -1,0 +1,298 @@
+"""The run: the one file that knows all roles."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from paceline import snapshot
+from paceline.balance import Even
+from paceline.batch import Fixed
+from paceline.checkpoint import Checkpoint
+from paceline.clock import Clock
+from paceline.errors import Interrupted, LoopError, SettingError
+from paceline.feed import Feed, check_dataset
+from paceline.fleet import Fleet
+from paceline.goal import Goal
+from paceline.hooks import OptimizerHooks
+from paceline.identity import describe, versions
+from paceline.journal import Journal
+from paceline.loader import Collate
+from paceline.lr import Constant
+from paceline.order import Shuffle
+from paceline.planner import Cursor, advance, cut
+from paceline.probe import Probe
+from paceline.records import Ended, Measured, Plan, Progress, Resumed, Saved, Started
+from paceline.replica import Replica
+from paceline.roles import Asker, Balance, Batch, LearningRate, Observer, Order, Recorder, Stateful, Sync
+from paceline.signals import Signals
+from paceline.step import Machinery, Phase, Step
+from paceline.sync import AllReduce
+
+__all__ = ["Run"]
+
+
+class Run:
+    """Trains a model on a data set, alone or with all workers that the launcher has started.
+
+    Args:
+        model: any module, or one wrapped in ``DistributedDataParallel``.
+        optimizer: any torch optimizer over its parameters.
+        dataset: a map-style data set.
+        batch: examples in a step, all workers together; a whole number means ``batch.Fixed``.
+        order: which examples come next.
+        balance: who takes how many of them.
+        sync: when, what and with whom to average.
+        lr: how the learning rate follows the batch.
+        micro: the largest number of examples in one forward pass; by default a worker's whole share.
+        local_data: ``dataset`` holds this worker's own examples, and every worker goes through its own.
+        seed: for the order of the examples and for random numbers in the data set.
+        collate_fn: as in torch's ``DataLoader``, as are ``num_workers`` and ``pin_memory``.
+        num_workers: loader processes of each worker; 0 loads in the training process.
+        prefetch: micro-batches that each loader process works ahead.
+        pin_memory: copy tensors to page-locked memory first (for GPUs).
+        scaler: a ``GradScaler``; ``step.backward`` then scales the loss (do not scale it yourself).
+        stateful: more objects with a ``state_dict`` to save and restore, by name: schedulers, averages.
+        probe: how gradient statistics are measured, where a role asks for them.
+        record: where the events go (rank 0 only).
+        checkpoint: when and where to save by itself.
+        deadline: the longest wait for other workers, in seconds.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Dataset[Any],
+        *,
+        batch: int | Batch,
+        order: Order = Shuffle(),
+        balance: Balance = Even(),
+        sync: Sync | None = None,
+        lr: LearningRate = Constant(),
+        micro: int | None = None,
+        local_data: bool = False,
+        seed: int = 0,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+        scaler: torch.amp.GradScaler | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        probe: Probe | None = None,
+        record: Sequence[Recorder] = (),
+        checkpoint: Checkpoint | None = None,
+        deadline: float = 300.0,
+    ) -> None:
+        if micro is not None and micro < 1:
+            raise SettingError(f"micro ({micro}) must be at least 1 example in a forward pass")
+        length = check_dataset(dataset)
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
+        self.batch: Batch = Fixed(batch) if isinstance(batch, int) else batch
+        self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
+        self._micro, self._local_data, self._seed, self._length = micro, local_data, seed, length
+        self._step: Step | None = None
+        self._stop_wanted, self._stopping = False, 0
+        self._signals, self._warned = Signals(), False
+        self.fleet = Fleet.join(deadline)
+        try:
+            self.replica = Replica(model, optimizer)
+            self.fleet.agree(self.identity())
+            self.replica.equalise(self.fleet)
+            gathered = self.fleet.gather(str(length).encode(), "the lengths of the others' data sets")
+            self._lengths = tuple(map(int, gathered)) if local_data else (length,)
+            self.cursor = Cursor(Progress(), (0,) * len(self._lengths))
+            self._plan(self.cursor, None)  # a batch that cannot be split is an error now, not in the loop
+            probe = probe or Probe()
+            needs = [need for role in self.roles().values() if isinstance(role, Asker) for need in role.needs]
+            probe.attach(self.replica.module, self.replica.parameters, frozenset(needs))
+            self.sync.attach(self.fleet, self.replica, probe)
+            feed = Feed(
+                dataset,
+                order,
+                rank=self.fleet.rank,
+                seed=seed + (self.fleet.rank << 32 if local_data else 0),
+                device=self.replica.device,
+                collate_fn=collate_fn,
+                num_workers=num_workers,
+                prefetch=prefetch,
+                pin_memory=pin_memory,
+                deadline=deadline,
+            )
+        except BaseException as error:
+            self.fleet.fail(error)
+            self.fleet.close()
+            raise
+        self._parts = Machinery(self.fleet, feed, self.sync, probe, Clock(), scaler, self._wishes)
+        self._journal = Journal(record if self.fleet.rank == 0 else ())
+        self._hooks = OptimizerHooks(optimizer, lambda: self._step, self._factor, self.sync)
+
+    @property
+    def progress(self) -> Progress:
+        """Steps, epochs and examples done."""
+        return self.cursor.progress
+
+    def roles(self) -> dict[str, object]:
+        """The roles by name."""
+        return {"order": self.order, "batch": self.batch, "balance": self.balance, "sync": self.sync, "lr": self.lr}
+
+    def identity(self) -> dict[str, str]:
+        """What must be the same on all workers."""
+        length = {} if self._local_data else {"dataset length": str(self._length)}
+        settings = {"seed": str(self._seed), "micro": str(self._micro), "local_data": str(self._local_data)}
+        roles = {name: describe(role) for name, role in self.roles().items()}
+        return {"model": self.replica.shape(), **length, **roles, **settings, **versions()}
+
+    def steps(
+        self, *, epochs: int | None = None, examples: int | None = None, steps: int | None = None
+    ) -> Iterator[Step]:
+        """Train until the run has done so many epochs, examples or steps in all.
+
+        The count is from the beginning of the run, also when it was resumed: the same call ends at the same place.
+        """
+        goal = Goal(epochs=epochs, examples=examples, steps=steps)
+        settings = {**self.identity(), "deadline": f"{self.fleet.deadline:g} s"}
+        numbers = sum(p.numel() for p in self.replica.parameters)
+        self._journal.write(
+            Started(time.time(), self.fleet.size, numbers, sum(self._lengths), settings, versions(), goal.as_progress())
+        )
+        self.fleet.come_back()
+        reason = "left"
+        try:
+            with self._signals:
+                while not goal.reached(self.progress) and not self._stopping:
+                    self._journal.begin_step()
+                    plan = self._plan(self.cursor, goal)
+                    ends = advance(self.cursor, plan, self._lengths).progress.epoch > plan.epoch
+                    self._step = Step(self._parts, plan, ends, lambda plan=plan: self._foresee(plan, goal))  # type: ignore[misc]
+                    yield self._step
+                    self._close_step(self._step)
+                    self._save_if_due(self._step)
+            reason = "stopped" if self._stopping else "done"
+            if signal := self._signals.got or (self._stopping if self._stopping > 1 else 0):
+                reason = f"signal {signal}"
+                if self.checkpoint and self._stopping:
+                    self.save(self.checkpoint.path(self.progress.step))
+                raise Interrupted(signal)
+        except GeneratorExit:
+            if self._step and self._step.phase in (Phase.READY, Phase.APPLIED):
+                self._close_step(self._step)
+            self.fleet.leave("left the training loop")
+            raise
+        except BaseException as error:
+            reason = reason if isinstance(error, Interrupted) else type(error).__name__
+            raise
+        finally:
+            self._step, self._stopping, self._stop_wanted = None, 0, False
+            self._journal.write(Ended(time.time(), self.progress.step, self.progress.examples, reason))
+
+    def stop(self) -> None:
+        """Let all workers end the loop after the same step: the next one that ends. One worker's call is enough."""
+        self._stop_wanted = True
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """``with run.consensus():`` the model is the average over all workers; all must enter together."""
+        return self.sync.consensus()
+
+    def log(self, **values: float) -> None:
+        """Record numbers of your own, such as ``run.log(accuracy=0.97)``."""
+        self._journal.write(Measured(time.time(), self.progress.step, {k: float(v) for k, v in values.items()}))
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint: all workers must call it, at the end of the loop's body or outside of the loop."""
+        if self._step is not None:
+            self._close_step(self._step)
+        began = time.perf_counter()
+        path, size = snapshot.save(self, Path(path))
+        self._journal.write(Saved(time.time(), self.progress.step, str(path), size, time.perf_counter() - began))
+        return path
+
+    def resume(self, path: str | Path, *, missing_ok: bool = False) -> bool:
+        """Go on from a checkpoint file, or from the newest sound one of a folder; the number of workers may differ.
+
+        Rank 0 reads it and sends it to the others. With ``missing_ok``, nothing found is no error: False is returned.
+        """
+        if self._step is not None:
+            raise LoopError("run.resume was called inside of the loop over run.steps(); call it before")
+        found = snapshot.find(self, Path(path), missing_ok)
+        if found is None:
+            return False
+        file, tree = found
+        self.cursor = snapshot.restore(self, tree)
+        self.sync.reload()
+        self._parts.feed.forget()
+        self._journal.write(Resumed(time.time(), self.progress.step, str(file), tree["workers"]))
+        return True
+
+    def close(self) -> None:
+        """Remove all hooks, end loader processes and records, leave the fleet."""
+        self._hooks.remove()
+        self.sync.detach()
+        self._parts.feed.close()
+        self._journal.close()
+        self.fleet.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, Interrupted):
+            self.fleet.fail(error)
+        self.close()
+
+    def _plan(self, cursor: Cursor, goal: Goal | None) -> Plan:
+        size = self.batch.size(cursor.progress)
+        left = goal.left(cursor.progress) if goal else None
+        return cut(cursor, self._lengths, self.fleet.size, size, self.balance.split, self._micro, left)
+
+    def _foresee(self, plan: Plan, goal: Goal) -> Iterator[Plan]:
+        """The plans that follow if no role changes its mind."""
+        cursor = advance(self.cursor, plan, self._lengths)
+        while not goal.reached(cursor.progress):
+            plan = self._plan(cursor, goal)
+            yield plan
+            cursor = advance(cursor, plan, self._lengths)
+
+    def _close_step(self, step: Step) -> None:
+        """The body of the loop is done: learn from the step, and move on."""
+        if step.phase is Phase.CLOSED:
+            return
+        if step.phase in (Phase.NEW, Phase.OPEN):
+            raise step.left_early()
+        if step.phase is Phase.READY and self.scaler is None and not self._warned:
+            self._warned = True
+            warnings.warn(f"optimizer.step() was not called in step {step.index}: nothing was learnt", stacklevel=3)
+        assert step.round is not None
+        self.cursor = advance(self.cursor, step.plan, self._lengths)
+        for role in self.roles().values():
+            if isinstance(role, Observer):
+                role.observe(step.round)
+        self._stopping = int(max(note.stop for note in step.round.notes))
+        self._journal.step_done(step, self.progress, self._parts.clock, self.sync, self._hooks.learning_rate)
+        step.phase = Phase.CLOSED
+
+    def _save_if_due(self, step: Step) -> None:
+        assert step.round is not None
+        if self.checkpoint and step.round.notes[0].save:
+            self.save(self.checkpoint.path(self.progress.step))
+            if self.fleet.rank == 0:
+                self.checkpoint.prune()
+
+    def _wishes(self) -> tuple[float, float]:
+        """What this worker wants of all: the number of a signal or 1 to stop, 1 to save (rank 0 decides that)."""
+        stop = float(self._signals.got or self._stop_wanted)
+        decides = self.checkpoint if self.fleet.rank == 0 else None
+        return stop, float(decides is not None and decides.due(self.progress.step + 1, time.monotonic()))
+
+    def _factor(self, step: Step) -> float:
+        return self.lr.factor(self.progress, step.plan.batch)

@@ -1,0 +1,167 @@
+"""What a checkpoint holds: everything that determines the future of a run."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from paceline import checkpoint
+from paceline.errors import CheckpointError
+from paceline.planner import Cursor
+from paceline.roles import Stateful
+
+if TYPE_CHECKING:
+    from paceline.run import Run
+
+__all__ = ["find", "restore", "save", "take"]
+
+
+def save(run: Run, path: Path) -> tuple[Path, int]:
+    """Write a checkpoint of the run: all workers must call it. Gives the path and, on rank 0, the bytes."""
+    with run.consensus():
+        tree = take(run)
+    trouble, size = b"", 0
+    if run.fleet.rank == 0:
+        try:
+            size = checkpoint.write(path, tree)
+        except CheckpointError as error:
+            trouble = str(error).encode()
+    _raise_together(run, trouble, "rank 0 to write the checkpoint")
+    return path, size
+
+
+def find(run: Run, path: Path, missing_ok: bool) -> tuple[Path, dict[str, Any]] | None:
+    """The newest sound checkpoint: rank 0 reads it and sends it to the others; None if there is none and may be."""
+    trouble, payload = b"", b""
+    if run.fleet.rank == 0:
+        try:
+            if not missing_ok or (path.exists() and any(checkpoint.find(path))):
+                path, payload = checkpoint.load_newest(path)
+        except CheckpointError as error:
+            trouble = str(error).encode()
+    _raise_together(run, trouble, "rank 0 to find a checkpoint")
+    payload = run.fleet.broadcast_bytes(payload, "rank 0's checkpoint")
+    return (path, checkpoint.parse(payload)) if payload else None
+
+
+def take(run: Run) -> dict[str, Any]:
+    """The state of the run; the random states of all workers are gathered, so all must call this."""
+    random_states = run.fleet.gather(_pack(_random_state()), "the random states of all workers for a checkpoint")
+    return {
+        "workers": run.fleet.size,
+        "identity": run.identity(),
+        "cursor": msgspec.to_builtins(run.cursor),
+        "model": run.replica.module.state_dict(),
+        "extra_parameters": {name: p.detach() for name, p in run.replica.named if name.startswith("optimizer.")},
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": None if run.scaler is None else run.scaler.state_dict(),
+        "roles": {name: _role_state(role) for name, role in run.roles().items()},
+        "stateful": {name: one.state_dict() for name, one in run.stateful.items()},
+        "random_states": random_states,
+    }
+
+
+def restore(run: Run, tree: Mapping[str, Any]) -> Cursor:
+    """Put a state back into a run; gives the cursor. Nothing is changed if the state does not fit."""
+    cursor = msgspec.convert(tree["cursor"], Cursor)
+    _check(run, tree, cursor)
+    try:
+        run.replica.module.load_state_dict(tree["model"])
+        run.optimizer.load_state_dict(tree["optimizer"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the checkpoint is of another model or optimizer: {error}") from error
+    with torch.no_grad():
+        for name, parameter in run.replica.named:
+            if name in tree["extra_parameters"]:
+                parameter.copy_(tree["extra_parameters"][name])
+    if run.scaler is not None and tree["scaler"] is not None:
+        run.scaler.load_state_dict(tree["scaler"])
+    for name, role in run.roles().items():
+        if isinstance(role, Stateful):
+            role.load_state_dict(tree["roles"][name]["state"])
+    for name, one in run.stateful.items():
+        one.load_state_dict(tree["stateful"][name])
+    if run.fleet.rank < len(tree["random_states"]):  # a worker more than there were keeps the random state that it has
+        _set_random_state(_unpack(tree["random_states"][run.fleet.rank]))
+    return cursor
+
+
+def _raise_together(run: Run, trouble: bytes, what: str) -> None:
+    """Rank 0's trouble with a file is everybody's: otherwise the others would go on alone."""
+    if trouble := run.fleet.broadcast_bytes(trouble, what):
+        raise CheckpointError(trouble.decode())
+
+
+def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
+    if len(cursor.taken) > 1 and tree["workers"] != run.fleet.size:
+        raise CheckpointError(
+            f"the checkpoint is of {tree['workers']} workers with data of their own, but {run.fleet.size} resume it; "
+            "each worker's place in its data is known only to the same number of workers"
+        )
+    mine = run.identity()
+    keys = ["model"]
+    if any(cursor.taken):  # in the middle of an epoch the rest of it must be the same examples
+        keys += ["dataset length", "order", "seed"]
+    for key in keys:
+        if tree["identity"].get(key) != mine.get(key):
+            raise CheckpointError(
+                f"the {key} of the checkpoint is {tree['identity'].get(key)}, but the run's is {mine.get(key)}; "
+                "resume with the same, or start a new run"
+            )
+    for name, role in run.roles().items():
+        if tree["roles"][name]["kind"] != type(role).__name__ and isinstance(role, Stateful):
+            raise CheckpointError(
+                f"the checkpoint was made with {name}={tree['roles'][name]['kind']}, which has no state for "
+                f"{type(role).__name__}; resume with the same role"
+            )
+    missing = sorted(set(run.stateful) ^ set(tree["stateful"]))
+    if missing:
+        raise CheckpointError(
+            f"the objects in `stateful` are not those of the checkpoint: {', '.join(missing)} is only in one of them"
+        )
+    if (run.scaler is None) != (tree["scaler"] is None):
+        raise CheckpointError("the checkpoint was made with a GradScaler and the run has none, or the other way round")
+
+
+def _role_state(role: object) -> dict[str, Any]:
+    state = role.state_dict() if isinstance(role, Stateful) else {}
+    return {"kind": type(role).__name__, "state": state}
+
+
+def _random_state() -> dict[str, Any]:
+    version, numbers, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "python": [version, list(numbers), gauss],
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def _pack(state: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    torch.save(state, out)
+    return out.getvalue()
+
+
+def _unpack(blob: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(blob), weights_only=True)
+    return state

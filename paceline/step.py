@@ -1,0 +1,222 @@
+"""One optimizer step of one worker: its micro-batches, its gradients, its note."""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.clock import Clock
+from paceline.errors import LoopError, NonFiniteLoss, WorkersDisagree
+from paceline.feed import Feed
+from paceline.fleet import Fleet
+from paceline.probe import Probe
+from paceline.probe.stats import gradient_stats
+from paceline.records import Note, Plan, Round
+from paceline.roles import Sync
+
+__all__ = ["Machinery", "Phase", "Step"]
+
+
+class Phase(enum.Enum):
+    """How far a step is."""
+
+    NEW = "new"
+    OPEN = "open"
+    READY = "ready"
+    APPLIED = "applied"
+    CLOSED = "closed"
+
+
+@dataclass
+class Machinery:
+    """The parts of a run that a step works with."""
+
+    fleet: Fleet
+    feed: Feed
+    sync: Sync
+    probe: Probe
+    clock: Clock
+    scaler: torch.amp.GradScaler | None
+    wishes: Callable[[], tuple[float, float]]
+    """What this worker wants of all: ``(stop, save)`` for its note."""
+
+
+class Step:
+    """One optimizer step: iterate over it for this worker's micro-batches, and call :meth:`backward` for each.
+
+    When the iteration ends, every parameter's ``.grad`` is the average over all examples of the step, on all workers.
+    """
+
+    def __init__(self, parts: Machinery, plan: Plan, ends_epoch: bool, future: Callable[[], Iterable[Plan]]) -> None:
+        self.plan = plan
+        """Who takes what in this step."""
+        self.ends_epoch = ends_epoch
+        """Whether this is the last step of its epoch."""
+        self.round: Round | None = None
+        """What is known of the step after the inner loop: the notes of all workers, gradient statistics."""
+        self.phase = Phase.NEW
+        self._parts, self._future = parts, future
+        self._pieces = len(plan.pieces(parts.fleet.rank))
+        self._seen = 0
+        self._waiting_for_backward = 0
+        self._losses: list[tuple[Tensor, float]] = []
+        self._hidden_exchange = 0.0
+
+    @property
+    def index(self) -> int:
+        """The number of the step, from 0."""
+        return self.plan.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it belongs to, from 0."""
+        return self.plan.epoch
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all examples of all workers; known when the inner loop has ended."""
+        if self.round is None:
+            raise LoopError(f"the loss of step {self.index} is known when the loop over its micro-batches has ended")
+        return self.round.loss
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.phase is not Phase.NEW:
+            raise LoopError(f"step {self.index} was iterated over twice; its micro-batches come once")
+        self.phase = Phase.OPEN
+        parts, plan = self._parts, self.plan
+        parts.clock.start()
+        parts.fleet.doing(self.index, "computing")
+        parts.probe.begin(self._pieces)
+        try:
+            for examples, batch in parts.feed.micro_batches(plan, self._future):
+                parts.clock.loaded()
+                self._seen += 1
+                self._waiting_for_backward = examples
+                parts.probe.before(batch)
+                with parts.sync.around(plan, last=self._seen == self._pieces):
+                    yield batch
+                if self._waiting_for_backward:
+                    raise LoopError(
+                        f"step.backward(loss) was not called for micro-batch {self._seen} of {self._pieces} in step "
+                        f"{self.index}; call it once in every turn of the inner loop"
+                    )
+                parts.clock.computed(self._hidden_exchange)
+                self._hidden_exchange = 0.0
+            self._finish()
+        except GeneratorExit:
+            raise  # the loop was left: the phase stays open, and the optimizer refuses to step
+        except BaseException as error:
+            parts.fleet.fail(error)
+            raise
+
+    def backward(self, loss: Tensor, weight: float | None = None) -> None:
+        """Add the gradient of a micro-batch's mean loss.
+
+        ``weight`` is what the mean was taken over: by default the examples of the micro-batch; for a loss that averages
+        over tokens or pixels, their number. Sums and weights are added up over all micro-batches and workers and
+        divided once, so any mixture is exact.
+        """
+        parts = self._parts
+        weight = self._check(loss, weight)
+        factor = parts.sync.factor(self.plan, weight)
+        scaled = loss if factor == 1.0 else loss * factor
+        scale = 1.0
+        if parts.scaler is not None:
+            scaled = parts.scaler.scale(scaled)
+            scale = parts.scaler.get_scale() if parts.probe.active else 1.0
+        parts.probe.before_backward()
+        since = time.monotonic()
+        try:
+            scaled.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if parts.fleet.size > 1 and (isinstance(error, dist.DistBackendError) or "gloo" in str(error)):
+                raise parts.fleet.lost(f"the gradients of step {self.index}", since, error) from error
+            raise
+        self._hidden_exchange = parts.sync.after_backward()
+        parts.probe.after_backward(weight, factor * scale)
+        self._losses.append((loss.detach(), weight))
+        self._waiting_for_backward = 0
+
+    def left_early(self) -> LoopError:
+        """The error for a step whose micro-batches were not all used; the other workers are told."""
+        error = LoopError(
+            f"step {self.index} was left after {self._seen} of {self._pieces} micro-batches, so its gradients are not "
+            "averaged; let the inner loop run to its end before optimizer.step() and before the next step"
+        )
+        self._parts.fleet.fail(error)
+        return error
+
+    def _check(self, loss: Tensor, weight: float | None) -> float:
+        where = f"in step {self.index}"
+        if self.phase is not Phase.OPEN or not self._seen:
+            raise LoopError(f"step.backward was called {where} outside of the loop over its micro-batches")
+        if not self._waiting_for_backward:
+            raise LoopError(
+                f"step.backward was called twice for micro-batch {self._seen} {where}; add the losses and call it once"
+            )
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+            raise LoopError(f"the loss {where} has {shape}; it must be one number: take its mean over the micro-batch")
+        if not loss.requires_grad:
+            raise LoopError(
+                f"the loss {where} does not depend on any parameter that requires a gradient; compute it from the "
+                "model's output, outside of torch.no_grad()"
+            )
+        if weight is None:
+            return float(self._waiting_for_backward)
+        if not (math.isfinite(weight) and weight >= 0):
+            raise LoopError(f"the weight {weight} of a loss {where} must be a finite number of at least 0")
+        return float(weight)
+
+    def _finish(self) -> None:
+        parts, plan = self._parts, self.plan
+        units, unit_sqnorm = parts.probe.numbers()
+        stop, save = parts.wishes()
+        note = Note(
+            plan=plan.digest(),
+            examples=plan.counts[parts.fleet.rank],
+            weight=sum(weight for _, weight in self._losses),
+            loss=sum(float(loss) * weight for loss, weight in self._losses),
+            stop=stop,
+            save=save,
+            load_seconds=parts.clock.load,
+            compute_seconds=parts.clock.compute,
+            busy_seconds=parts.clock.busy,
+            units=units,
+            unit_sqnorm=unit_sqnorm,
+        )
+        parts.fleet.doing(self.index, "averaging gradients")
+        notes = parts.sync.before_step(plan, note)
+        parts.clock.exchanged()
+        parts.fleet.doing(self.index, "updating")
+        self._compare(notes)
+        stats = None
+        if parts.probe.active:
+            scale = parts.scaler.get_scale() if parts.scaler is not None else 1.0
+            stats = gradient_stats(notes, parts.probe.mean_sqnorm(scale))
+        self.round = Round(plan=plan, notes=notes, stats=stats)
+        self.phase = Phase.READY
+
+    def _compare(self, notes: tuple[Note, ...]) -> None:
+        other = [rank for rank, note in enumerate(notes) if note.plan != notes[0].plan]
+        if other:
+            raise WorkersDisagree(
+                f"the plan of step {self.index} differs between workers (ranks {other} against rank 0): a role decided "
+                "from something that is not the same everywhere"
+            )
+        # A GradScaler expects overflow now and then, and skips such a step on all workers.
+        bad = [rank for rank, note in enumerate(notes) if not math.isfinite(note.loss)]
+        if bad and self._parts.scaler is None:
+            told = ", ".join(f"rank {rank}: {notes[rank].loss}" for rank in bad)
+            raise NonFiniteLoss(
+                f"the loss in step {self.index} is not finite ({told}); the parameters were not changed. Lower the "
+                "learning rate, clip the gradients, or look for bad examples"
+            )

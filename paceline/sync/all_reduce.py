@@ -1,0 +1,143 @@
+"""Ordinary data parallelism: gradients are averaged in every step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from paceline.codec import Identity
+from paceline.errors import LoopError, SettingError
+from paceline.fleet import Fleet
+from paceline.probe import Probe
+from paceline.records import Note, Plan
+from paceline.replica import Replica
+from paceline.roles import Codec
+from paceline.sync.buffers import BufferAverage
+from paceline.sync.exchange import Exchange
+from paceline.sync.notes import NotesTable
+from paceline.sync.overlap import Overlap
+
+__all__ = ["AllReduce"]
+
+
+class AllReduce:
+    """Average the gradients of all workers in every step, each weighted by the examples that it stands for.
+
+    A plain module is averaged after its backward pass, in one flat buffer for each dtype, and its floating-point
+    buffers with it. A module wrapped in ``DistributedDataParallel`` keeps DDP's overlap of communication and backward
+    pass (only the last micro-batch synchronises), DDP's communication hook if one is set, and DDP's rule for
+    buffers (rank 0's are broadcast). A step that leaves some worker without examples is averaged as for a plain
+    module there, too.
+    """
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self.codec: Codec = codec or Identity()
+        if not self.codec.linear:
+            raise SettingError(
+                f"AllReduce adds up what {type(self.codec).__name__} encodes, which is not linear; use Identity"
+            )
+        self.bytes_sent = 0
+        self._overlap: Overlap | None = None
+
+    def __repr__(self) -> str:
+        return f"AllReduce(codec={self.codec!r})"
+
+    def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
+        """Begin to serve a run."""
+        self._fleet, self._replica = fleet, replica
+        self._notes = NotesTable(fleet.rank, fleet.size)
+        self._buffers = BufferAverage(replica)
+        self._exchange = Exchange(fleet, replica, self.codec, [self._buffers, self._notes])
+        if replica.ddp is not None and fleet.size > 1:
+            if not isinstance(self.codec, Identity):
+                raise SettingError(
+                    f"DistributedDataParallel sends gradients itself, so {self.codec!r} would have no effect; give Run "
+                    "the bare module, or use a communication hook of DDP"
+                )
+            self._overlap = Overlap(replica.ddp, probe)
+
+    def detach(self) -> None:
+        """End to serve it."""
+        if self._overlap:
+            self._overlap.detach()
+
+    def factor(self, plan: Plan, weight: float) -> float:
+        """What a micro-batch's mean loss is multiplied by, so that the plain mean over workers is the weighted one."""
+        return weight * self._fleet.size / plan.batch
+
+    def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
+        """Under DDP only the last micro-batch synchronises."""
+        if self._overlap is None:
+            return nullcontext()
+        self._overlap.begin()
+        assert self._replica.ddp is not None
+        return nullcontext() if last and _all_work(plan) else self._replica.ddp.no_sync()
+
+    def after_backward(self) -> float:
+        """Seconds at the end of the backward pass that were communication, not computation."""
+        if self._overlap is None or not self._overlap.ready_at:
+            return 0.0
+        return time.perf_counter() - self._overlap.ready_at
+
+    def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...]:
+        """Average the gradients, unless DDP has done so, and exchange the notes."""
+        self._notes.own = note
+        what = f"the gradients of step {plan.step}"
+        if self._fleet.size == 1:
+            self._notes.all, self.bytes_sent = (note,), 0
+        elif self._overlap is not None and _all_work(plan):
+            table = torch.zeros(self._notes.numel, dtype=torch.float64, device=self._fleet.device)
+            self._notes.write(table)
+            self._fleet.all_reduce(table, f"the notes of step {plan.step}")
+            self._notes.read(table)
+            self.bytes_sent = self._overlap.bytes_sent + table.numel() * table.element_size()
+        else:
+            self._buffers.share = plan.counts[self._fleet.rank] / plan.batch
+            self._exchange.run(1.0 / self._fleet.size, what)
+            self._buffers.finish(self._fleet, f"the buffers of step {plan.step}")
+            self.bytes_sent = self._exchange.bytes_sent
+        self._correct_weight(plan, sum(each.weight for each in self._notes.all))
+        return self._notes.all
+
+    def after_step(self, plan: Plan) -> None:
+        """Nothing: the parameters are equal on all workers."""
+
+    def reload(self) -> None:
+        """The replica was given new values, the same on all workers."""
+        self._buffers.reset()
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """The model is the same on all workers anyway; only buffers that are not averaged are made rank 0's."""
+        for name, buffer in self._replica.buffers():
+            if self._overlap is not None or not buffer.is_floating_point():
+                self._fleet.broadcast(buffer, f"rank 0's {name}")
+        yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which buffers take part in the exchange: it decides their place in it, and so the rounding of sums."""
+        return {"live_buffers": self._buffers.live}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take that back."""
+        self._buffers.live = list(state["live_buffers"])
+
+    def _correct_weight(self, plan: Plan, weight: float) -> None:
+        """Sums of weighted losses were divided by the number of examples: divide by the weights instead."""
+        if weight == plan.batch:
+            return
+        if not weight > 0:
+            raise LoopError(
+                f"the weights given to step.backward in step {plan.step} add up to {weight} over all workers; "
+                "they must be positive"
+            )
+        gradients = [p.grad for p in self._replica.parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, plan.batch / weight)
+
+
+def _all_work(plan: Plan) -> bool:
+    return min(plan.counts) > 0

@@ -1,0 +1,93 @@
+"""Buffers that change in training (BatchNorm's running statistics): averaged with the gradients.
+
+Every worker updates its own copy from its own examples; at each synchronisation they become the average of all
+copies, weighted by examples. What travels is the change since the last synchronisation, so a buffer that did not
+change is not rounded either. A buffer takes part once it has changed on any worker: constants (masks, position
+tables) cost one number. Buffers that are not floating point (counters) stay each worker's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.fleet import Fleet
+from paceline.replica import Replica
+
+__all__ = ["BufferAverage"]
+
+Stamp = tuple[int, int]
+
+
+class BufferAverage:
+    """Keeps the floating-point buffers of a replica equal to the weighted average over all workers."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._names = [name for name, buffer in replica.buffers() if buffer.is_floating_point()]
+        self.live: list[str] = []
+        """The buffers that are known to change."""
+        self._base = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
+        self._stamps = {name: _stamp(buffer) for name, buffer in self._buffers().items()}
+        self._new: list[str] = []
+        self.share = 0.0
+        """This worker's part of the examples of the step: set it before the exchange."""
+
+    @property
+    def numel(self) -> int:
+        """A flag for each buffer, and the values of those that are known to change."""
+        return len(self._names) + sum(self._base[name].numel() for name in self.live)
+
+    def write(self, out: Tensor) -> None:
+        """The flags, and this worker's part of the average change."""
+        buffers = self._buffers()
+        changed = [float(_stamp(buffers[name]) != self._stamps[name]) for name in self._names]
+        flags, *parts = out.split([len(self._names), *(self._base[name].numel() for name in self.live)])
+        flags.copy_(torch.tensor(changed))
+        for name, part in zip(self.live, parts, strict=True):
+            part.copy_(self._change(name, buffers[name]))
+
+    def read(self, summed: Tensor) -> None:
+        """Apply the average change; note which other buffers have begun to change."""
+        flags, *parts = summed.split([len(self._names), *(self._base[name].numel() for name in self.live)])
+        self._apply(self.live, parts)
+        began = [name for name, flag in zip(self._names, flags.tolist(), strict=True) if flag > 0]
+        self._new = [name for name in began if name not in self.live]
+
+    def finish(self, fleet: Fleet, what: str) -> None:
+        """Average the buffers that changed for the first time, in a collective of their own, this once."""
+        if not self._new:
+            return
+        buffers = self._buffers()
+        changes = [self._change(name, buffers[name]) for name in self._new]
+        flat = torch.cat(changes).to(fleet.device)
+        fleet.all_reduce(flat, what)
+        self._apply(self._new, list(flat.split([change.numel() for change in changes])))
+        self.live += self._new
+        self._new = []
+
+    def reset(self) -> None:
+        """Take the present values as common to all workers (they were just loaded)."""
+        self._base = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
+        self._stamps = {name: _stamp(buffer) for name, buffer in self._buffers().items()}
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {name: buffer for name, buffer in self._replica.buffers() if name in self._names}
+
+    def _change(self, name: str, buffer: Tensor) -> Tensor:
+        change = buffer.detach().double() - self._base[name].double()
+        return (change * self.share).reshape(-1).float()
+
+    def _apply(self, names: list[str], changes: list[Tensor]) -> None:
+        buffers = self._buffers()
+        with torch.no_grad():
+            for name, change in zip(names, changes, strict=True):
+                base = self._base[name]
+                base.copy_(base.double() + change.to(base.device).double().view(base.shape))
+                buffers[name].copy_(base)
+                self._stamps[name] = _stamp(buffers[name])
+
+
+def _stamp(buffer: Tensor) -> Stamp:
+    """Changes whenever the buffer is written to or replaced."""
+    return buffer.data_ptr(), buffer._version

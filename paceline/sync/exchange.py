@@ -1,0 +1,160 @@
+"""One collective for everything: gradients in a flat buffer, and small things that ride along in its tail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.codec import Identity
+from paceline.errors import SettingError
+from paceline.fleet import Fleet
+from paceline.replica import Replica
+from paceline.roles import Codec
+
+__all__ = ["Exchange", "Presence", "Rider"]
+
+
+class Rider(Protocol):
+    """Something small that is summed over the workers together with the gradients, as float32 or float64."""
+
+    @property
+    def numel(self) -> int:
+        """How many numbers it is; the same on all workers."""
+
+    def write(self, out: Tensor) -> None:
+        """Fill in this worker's numbers."""
+
+    def read(self, summed: Tensor) -> None:
+        """Take the sum over all workers."""
+
+
+class Presence:
+    """Which parameters have a gradient on any worker: one that is None everywhere stays None."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self.anywhere: list[bool] = []
+
+    @property
+    def numel(self) -> int:
+        """One number for each parameter."""
+        return len(self._parameters)
+
+    def write(self, out: Tensor) -> None:
+        """1 where there is a gradient."""
+        out.copy_(torch.tensor([float(p.grad is not None) for p in self._parameters]))
+
+    def read(self, summed: Tensor) -> None:
+        """Present anywhere."""
+        self.anywhere = (summed > 0).tolist()
+
+
+class Exchange:
+    """Sums the gradients of a plain module over the workers, one collective for each dtype.
+
+    The riders travel behind the gradients of the first dtype that is wide enough for them (float32 or float64); if
+    there is none, or a codec changes the numbers on the way, they get a small collective of their own.
+    """
+
+    def __init__(self, fleet: Fleet, replica: Replica, codec: Codec, riders: Sequence[Rider]) -> None:
+        self._fleet, self._replica, self._codec = fleet, replica, codec
+        self._riders = riders
+        self._layout: object = None
+        self._flats: list[_Flat] = []
+        self._tail = torch.empty(0)
+        self._tail_rides = False
+        self.bytes_sent = 0
+
+    def run(self, scale: float, what: str) -> None:
+        """Leave ``scale`` times the sum over the workers in every ``.grad``; a missing one counts as zero."""
+        parameters = self._replica.parameters
+        presence = Presence(parameters)
+        riders = [presence, *self._riders]
+        layout = ([id(p) for p in parameters], sum(rider.numel for rider in riders))
+        if layout != self._layout:
+            self._lay_out(parameters, layout[1])
+            self._layout = layout
+        for flat in self._flats:
+            flat.pack(scale)
+        parts = self._tail.split([rider.numel for rider in riders])
+        for rider, part in zip(riders, parts, strict=True):
+            rider.write(part)
+        self.bytes_sent = 0
+        if not self._tail_rides:
+            self._sum(self._tail, what)
+        for flat in self._flats:
+            payload = self._codec.encode(flat.values)
+            self._sum(payload, what)
+            self._codec.decode(payload, flat.values)
+        for rider, part in zip(riders, parts, strict=True):
+            rider.read(part)
+        present = {id(p) for p, there in zip(parameters, presence.anywhere, strict=True) if there}
+        for flat in self._flats:
+            flat.unpack(present, in_place=self._replica.ddp is not None)
+
+    def _sum(self, tensor: Tensor, what: str) -> None:
+        self._fleet.all_reduce(tensor, what)
+        self.bytes_sent += tensor.numel() * tensor.element_size()
+
+    def _lay_out(self, parameters: Sequence[nn.Parameter], tail: int) -> None:
+        kinds = dict.fromkeys((p.dtype, p.device) for p in parameters)
+        wide = [kind for kind in kinds if kind[0] in (torch.float32, torch.float64)]
+        self._tail_rides = bool(wide) and isinstance(self._codec, Identity)
+        self._flats = []
+        for kind in kinds:
+            members = [p for p in parameters if (p.dtype, p.device) == kind]
+            carries = self._tail_rides and kind == wide[0]
+            self._flats.append(_Flat(members, tail if carries else 0))
+            if carries:
+                self._tail = self._flats[-1].tail
+        if not self._tail_rides:
+            self._tail = torch.empty(tail, dtype=torch.float64, device=self._fleet.device)
+
+
+class _Flat:
+    """The gradients of one dtype, one behind the other, with room for a tail."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], tail: int) -> None:
+        self._parameters = parameters
+        sizes = [p.numel() for p in parameters]
+        self.values = torch.zeros(sum(sizes) + tail, dtype=parameters[0].dtype, device=parameters[0].device)
+        self.tail = self.values[sum(sizes) :]
+        self._gradients = self.values[: sum(sizes)]
+        self._views = [_like(p, part) for p, part in zip(parameters, self._gradients.split(sizes), strict=True)]
+
+    def pack(self, scale: float) -> None:
+        targets, sources = [], []
+        for p, view in zip(self._parameters, self._views, strict=True):
+            if p.grad is None:
+                view.zero_()
+            elif p.grad.is_sparse:
+                raise SettingError(
+                    f"a parameter of shape {tuple(p.shape)} has a sparse gradient, which cannot be averaged in a flat "
+                    "buffer; build its layer with sparse=False"
+                )
+            elif p.grad.data_ptr() != view.data_ptr():  # after zero_grad(set_to_none=False) it is the view already
+                targets.append(view)
+                sources.append(p.grad)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        self._gradients.mul_(scale)
+
+    def unpack(self, present: set[int], in_place: bool) -> None:
+        for p, view in zip(self._parameters, self._views, strict=True):
+            if id(p) not in present:
+                continue
+            if in_place and p.grad is not None:
+                p.grad.copy_(view)
+            else:
+                p.grad = view
+
+
+def _like(parameter: nn.Parameter, part: Tensor) -> Tensor:
+    """A view of a flat piece with the strides of the parameter, so that fused optimizers see matching memory."""
+    dense = parameter.is_contiguous() or (
+        parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
+    )
+    return part.as_strided(parameter.shape, parameter.stride()) if dense else part.view(parameter.shape)

@@ -1,0 +1,86 @@
+"""Working with a module that the user has wrapped in ``DistributedDataParallel``."""
+
+from __future__ import annotations
+
+import time
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.errors import SettingError
+from paceline.probe import Probe
+
+__all__ = ["Overlap"]
+
+
+class _HookState:
+    """What the communication hook of one DDP module reads. DDP keeps its first hook for ever, so this is replaced."""
+
+    def __init__(self) -> None:
+        self.probe: Probe | None = None
+        self.ready_at = 0.0
+        self.bytes_sent = 0
+
+
+_hooked: WeakKeyDictionary[DistributedDataParallel, _HookState] = WeakKeyDictionary()
+
+
+class Overlap:
+    """Sees DDP's gradients before they are averaged, and when this worker's own work was done.
+
+    The hook averages as DDP does without one. If the user has set a hook, theirs stays; then the probe cannot see the
+    last micro-batch (an error if it has to), and communication counts as computation in the clock.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, probe: Probe) -> None:
+        self._state = _hooked.get(ddp) or _HookState()
+        self.sees = True
+        if ddp not in _hooked:
+            hooks_before = len(ddp._comm_hooks)
+            try:
+                ddp.register_comm_hook(self._state, _average)
+                _hooked[ddp] = self._state
+            except RuntimeError:  # DDP takes one hook only
+                del ddp._comm_hooks[hooks_before:]
+                self.sees = False
+        if probe.active and not self.sees:
+            raise SettingError(
+                "the DistributedDataParallel module has a communication hook of its own, so the probe cannot see "
+                "gradients before they are averaged; remove the hook, give Run the bare module, or use roles that do "
+                "not ask the probe"
+            )
+        self._state.probe = probe if probe.active else None
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._state.ready_at = 0.0
+        self._state.bytes_sent = 0
+
+    @property
+    def ready_at(self) -> float:
+        """When the last gradient was ready (``time.perf_counter``); 0 if not known."""
+        return self._state.ready_at
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that were handed to the network layer in this step."""
+        return self._state.bytes_sent
+
+    def detach(self) -> None:
+        """Let the hook do nothing but average."""
+        self._state.probe = None
+
+
+def _average(state: _HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    if state.probe is not None:
+        state.probe.see_bucket(bucket.parameters(), bucket.gradients())
+    if bucket.is_last():
+        state.ready_at = time.perf_counter()
+    values = bucket.buffer()
+    state.bytes_sent += values.numel() * values.element_size()
+    values.mul_(1.0 / dist.get_world_size())
+    future = dist.all_reduce(values, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])

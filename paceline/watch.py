@@ -1,0 +1,178 @@
+"""Who is alive, and what went wrong: heartbeats and one notice of trouble on torch's store.
+
+A collective that waits for a dead or frozen worker cannot say for whom it waits. So every worker writes a
+heartbeat with what it is doing to the store that torch already runs, and whoever meets trouble first posts it
+there; all others read it and stop with the same cause. All traffic with the store is in one daemon thread: if
+the store itself freezes, the training thread does not.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+__all__ = ["Beat", "Trouble", "Watch"]
+
+INTERVAL = 0.5  # seconds between heartbeats
+SILENT = 4 * INTERVAL  # no heartbeat for so long: dead, frozen or cut off
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A heartbeat: what a worker does, and since when (by its own clock)."""
+
+    count: int
+    step: int
+    doing: str
+    seconds: float
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """What stopped the fleet: the same notice is read by all workers."""
+
+    ranks: tuple[int, ...]
+    """The workers at fault; empty if that could not be found out."""
+    found_by: int
+    step: int
+    text: str
+
+
+class Watch:
+    """The thread that keeps this worker's heartbeat and reads the others'."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.trouble: Trouble | None = None
+        self._store = store
+        self._doing: tuple[int, str, float] = (0, "starting", time.monotonic())
+        self._beats: dict[int, tuple[Beat, float]] = {}
+        self._attentive = False
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake = threading.Event()
+        self._closed = False
+        self._count = 0
+        self._answered = time.monotonic()
+        self._beat()
+        self._thread = threading.Thread(target=self._loop, name="paceline-watch", daemon=True)
+        self._thread.start()
+
+    def doing(self, step: int, what: str) -> None:
+        """Tell what this worker does now; costs nothing until the next heartbeat."""
+        self._doing = (step, what, time.monotonic())
+
+    @property
+    def step(self) -> int:
+        """The step that this worker is in."""
+        return self._doing[0]
+
+    def attend(self, on: bool) -> None:
+        """Start or stop reading the others' heartbeats: done while a wait has become long."""
+        if on and not self._attentive:
+            self._beats.clear()
+        self._attentive = on
+
+    def silent(self) -> dict[int, float]:
+        """The workers that have sent no heartbeat for ``SILENT`` seconds, with the seconds."""
+        now = time.monotonic()
+        if now - self._answered > SILENT and self._attentive:
+            return {0: now - self._answered}  # the store, which rank 0 or its launcher hosts, does not answer
+        beats = list(self._beats.items())
+        return {rank: now - at for rank, (_, at) in beats if now - at >= SILENT}
+
+    def last_words(self, rank: int) -> str:
+        """What a worker said last, for error messages."""
+        if rank not in self._beats:
+            return "nothing was heard from it"
+        beat, at = self._beats[rank]
+        age = time.monotonic() - at
+        return f"last heartbeat {age:.1f} s ago: {beat.doing}, step {beat.step}, for {beat.seconds:.1f} s then"
+
+    def post(self, ranks: tuple[int, ...], text: str) -> None:
+        """Put up a notice of trouble, unless there is one; it reaches all workers within a heartbeat."""
+        notice = Trouble(ranks=ranks, found_by=self.rank, step=self.step, text=text)
+
+        def put() -> None:
+            self._store.compare_set("trouble", "", msgspec.json.encode(notice).decode())
+            self._read_trouble()
+
+        self.ask(put, seconds=SILENT)
+        self.trouble = self.trouble or notice  # the store may be gone: then this worker stops on its own finding
+
+    def ask(self, call: Callable[[], Any], seconds: float) -> Any:
+        """Run a call on the store in the watch thread and give its answer; None if it takes too long."""
+        done = threading.Event()
+        answer: list[Any] = []
+
+        def run() -> None:
+            try:
+                answer.append(call())
+            finally:
+                done.set()
+
+        self._calls.put(run)
+        self._wake.set()
+        done.wait(seconds)
+        return answer[0] if answer else None
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a value of this run to the store."""
+        self.ask(lambda: self._store.set(key, value), seconds=SILENT)  # type: ignore[arg-type]  # takes bytes, too
+
+    def get(self, key: str) -> bytes | None:
+        """Read a value of this run from the store; None if it is not there (yet)."""
+
+        def read() -> bytes | None:
+            return bytes(self._store.get(key)) if self._store.check([key]) else None
+
+        found = self.ask(read, seconds=SILENT)
+        return found if isinstance(found, bytes) else None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join(SILENT)
+
+    def _loop(self) -> None:
+        while not self._closed:
+            try:
+                while True:
+                    self._calls.get_nowait()()
+            except queue.Empty:
+                pass
+            except RuntimeError:  # the store is gone; waits are bounded by their deadline
+                pass
+            try:
+                self._beat()
+                self._read_trouble()
+                if self._attentive:
+                    self._read_beats()
+                self._answered = time.monotonic()
+            except RuntimeError:  # torch's DistStoreError, DistNetworkError: the store's host has ended
+                pass
+            self._wake.wait(INTERVAL)
+            self._wake.clear()
+
+    def _beat(self) -> None:
+        step, doing, since = self._doing
+        self._count += 1
+        beat = Beat(count=self._count, step=step, doing=doing, seconds=time.monotonic() - since)
+        self._store.set(f"beat/{self.rank}", msgspec.json.encode(beat).decode())
+
+    def _read_trouble(self) -> None:
+        if self.trouble is None and self._store.check(["trouble"]):
+            self.trouble = msgspec.json.decode(self._store.get("trouble"), type=Trouble)
+
+    def _read_beats(self) -> None:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        values = self._store.multi_get([f"beat/{rank}" for rank in others])
+        now = time.monotonic()
+        for rank, value in zip(others, values, strict=True):
+            beat = msgspec.json.decode(value, type=Beat)
+            if rank not in self._beats or self._beats[rank][0].count != beat.count:
+                self._beats[rank] = (beat, now)
