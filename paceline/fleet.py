@@ -22,6 +22,7 @@ from paceline.watch import SILENT, Watch
 __all__ = ["Fleet"]
 
 SLICE = 0.25  # seconds between two looks at the watch while waiting
+GRACE = 2.0  # torch's own limit is later than the deadline by so much, so that ours, which can name ranks, comes first
 
 
 class Fleet:
@@ -61,11 +62,11 @@ class Fleet:
                     "`paceline run` or `torchrun`, or unset WORLD_SIZE to train in one process"
                 )
             dist.init_process_group(
-                "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=deadline)
+                "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=deadline + GRACE)
             )
         elif dist.get_world_size() > 1:
             # DDP's own collectives run under this limit: without it a frozen worker is noticed after 30 minutes.
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=deadline), dist.group.WORLD)
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=deadline + GRACE), dist.group.WORLD)
         rank, size = dist.get_rank(), dist.get_world_size()
         watch = Watch(_store_of_this_run(), rank, size) if size > 1 else None
         return cls(rank, size, deadline, watch, owns_group)
@@ -160,10 +161,13 @@ class Fleet:
         self._watch.attend(True)
         end = time.monotonic() + 2 * SILENT
         while self._watch.trouble is None and not self._watch.silent() and time.monotonic() < end:
+            self._blame_who_left()
             time.sleep(0.05)
         if self._watch.trouble is None:
             ranks = tuple(self._watch.silent())
-            self._watch.post(ranks, self._describe(ranks, "ended or lost its connection", str(error)))
+            # Torch's own limit is a little longer than the deadline, but the only one inside of DDP's backward pass.
+            happened = "gave no sign of life" if "imed out" in str(error) else "ended or lost its connection"
+            self._watch.post(ranks, self._describe(ranks, happened, str(error).partition("\n")[0]))
         return self._error(what, since)
 
     def fail(self, error: BaseException) -> None:
@@ -219,10 +223,7 @@ class Fleet:
         waited = time.monotonic() - since
         if waited > 1.0:
             self._watch.attend(True)
-            gone = {rank: why for rank in range(self.size) if (why := self._watch.get(f"left/{rank}"))}
-            if gone and self._watch.trouble is None:
-                rank, why = next(iter(gone.items()))
-                self._watch.post((rank,), why.decode())
+            self._blame_who_left()
         if self._watch.trouble is None and waited > self.deadline:
             ranks = tuple(self._watch.silent()) or missing
             self._watch.post(
@@ -231,6 +232,12 @@ class Fleet:
             )
         if self._watch.trouble is not None:
             raise self._error(what, since)
+
+    def _blame_who_left(self) -> None:
+        assert self._watch is not None
+        for rank in range(self.size):
+            if self._watch.trouble is None and (why := self._watch.get(f"left/{rank}")):
+                self._watch.post((rank,), why.decode())
 
     def _describe(self, ranks: tuple[int, ...], happened: str, cause: str) -> str:
         assert self._watch is not None

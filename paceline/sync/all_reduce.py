@@ -96,6 +96,8 @@ class AllReduce:
             self._notes.read(table)
             self.bytes_sent = self._overlap.bytes_sent + table.numel() * table.element_size()
         else:
+            if self._overlap is not None and not plan.counts[self._fleet.rank]:
+                self._overlap.match_forward()
             self._buffers.share = plan.counts[self._fleet.rank] / plan.batch
             self._exchange.run(1.0 / self._fleet.size, what)
             self._buffers.finish(self._fleet, f"the buffers of step {plan.step}")

@@ -8,6 +8,8 @@ tables) cost one number. Buffers that are not floating point (counters) stay eac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,6 @@ from paceline.fleet import Fleet
 from paceline.replica import Replica
 
 __all__ = ["BufferAverage"]
-
-Stamp = tuple[int, int]
 
 
 class BufferAverage:
@@ -28,7 +28,6 @@ class BufferAverage:
         self.live: list[str] = []
         """The buffers that are known to change."""
         self._base = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
-        self._stamps = {name: _stamp(buffer) for name, buffer in self._buffers().items()}
         self._new: list[str] = []
         self.share = 0.0
         """This worker's part of the examples of the step: set it before the exchange."""
@@ -36,20 +35,21 @@ class BufferAverage:
     @property
     def numel(self) -> int:
         """A flag for each buffer, and the values of those that are known to change."""
-        return len(self._names) + sum(self._base[name].numel() for name in self.live)
+        return sum(self._sizes())
 
     def write(self, out: Tensor) -> None:
         """The flags, and this worker's part of the average change."""
         buffers = self._buffers()
-        changed = [float(_stamp(buffers[name]) != self._stamps[name]) for name in self._names]
-        flags, *parts = out.split([len(self._names), *(self._base[name].numel() for name in self.live)])
+        # By value: BatchNorm's kernels write running statistics without raising the tensors' version.
+        changed = [float(name in self.live or not torch.equal(buffers[name], self._base[name])) for name in self._names]
+        flags, *parts = torch.split(out, self._sizes())
         flags.copy_(torch.tensor(changed))
         for name, part in zip(self.live, parts, strict=True):
             part.copy_(self._change(name, buffers[name]))
 
     def read(self, summed: Tensor) -> None:
         """Apply the average change; note which other buffers have begun to change."""
-        flags, *parts = summed.split([len(self._names), *(self._base[name].numel() for name in self.live)])
+        flags, *parts = torch.split(summed, self._sizes())
         self._apply(self.live, parts)
         began = [name for name, flag in zip(self._names, flags.tolist(), strict=True) if flag > 0]
         self._new = [name for name in began if name not in self.live]
@@ -62,32 +62,29 @@ class BufferAverage:
         changes = [self._change(name, buffers[name]) for name in self._new]
         flat = torch.cat(changes).to(fleet.device)
         fleet.all_reduce(flat, what)
-        self._apply(self._new, list(flat.split([change.numel() for change in changes])))
+        self._apply(self._new, torch.split(flat, [change.numel() for change in changes]))
         self.live += self._new
         self._new = []
 
     def reset(self) -> None:
         """Take the present values as common to all workers (they were just loaded)."""
         self._base = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
-        self._stamps = {name: _stamp(buffer) for name, buffer in self._buffers().items()}
+
+    def _sizes(self) -> list[int]:
+        return [len(self._names), *(self._base[name].numel() for name in self.live)]
 
     def _buffers(self) -> dict[str, Tensor]:
         return {name: buffer for name, buffer in self._replica.buffers() if name in self._names}
 
     def _change(self, name: str, buffer: Tensor) -> Tensor:
-        change = buffer.detach().double() - self._base[name].double()
+        base = self._base[name].double()
+        change = torch.where(buffer == self._base[name], 0.0, buffer.double() - base)  # an infinity stays what it is
         return (change * self.share).reshape(-1).float()
 
-    def _apply(self, names: list[str], changes: list[Tensor]) -> None:
+    def _apply(self, names: list[str], changes: Sequence[Tensor]) -> None:
         buffers = self._buffers()
         with torch.no_grad():
             for name, change in zip(names, changes, strict=True):
                 base = self._base[name]
                 base.copy_(base.double() + change.to(base.device).double().view(base.shape))
                 buffers[name].copy_(base)
-                self._stamps[name] = _stamp(buffers[name])
-
-
-def _stamp(buffer: Tensor) -> Stamp:
-    """Changes whenever the buffer is written to or replaced."""
-    return buffer.data_ptr(), buffer._version

@@ -79,7 +79,7 @@ class Exchange:
             self._layout = layout
         for flat in self._flats:
             flat.pack(scale)
-        parts = self._tail.split([rider.numel for rider in riders])
+        parts = torch.split(self._tail, [rider.numel for rider in riders])
         for rider, part in zip(riders, parts, strict=True):
             rider.write(part)
         self.bytes_sent = 0
@@ -123,7 +123,7 @@ class _Flat:
         self.values = torch.zeros(sum(sizes) + tail, dtype=parameters[0].dtype, device=parameters[0].device)
         self.tail = self.values[sum(sizes) :]
         self._gradients = self.values[: sum(sizes)]
-        self._views = [_like(p, part) for p, part in zip(parameters, self._gradients.split(sizes), strict=True)]
+        self._views = [_like(p, part) for p, part in zip(parameters, torch.split(self._gradients, sizes), strict=True)]
 
     def pack(self, scale: float) -> None:
         targets, sources = [], []

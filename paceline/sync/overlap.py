@@ -1,6 +1,6 @@
 """Working with a module that the user has wrapped in ``DistributedDataParallel``."""
 
-from __future__ import annotations
+# No postponed annotations here: DDP compares the hook's annotation with its own class.
 
 import time
 from weakref import WeakKeyDictionary
@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import SettingError
@@ -36,6 +37,7 @@ class Overlap:
     """
 
     def __init__(self, ddp: DistributedDataParallel, probe: Probe) -> None:
+        self._ddp = ddp
         self._state = _hooked.get(ddp) or _HookState()
         self.sees = True
         if ddp not in _hooked:
@@ -59,6 +61,15 @@ class Overlap:
         self._state.ready_at = 0.0
         self._state.bytes_sent = 0
 
+    def match_forward(self) -> None:
+        """Take part in what the others' forward pass exchanges, on a worker that has no examples for one.
+
+        DDP agrees on its buckets in the forward pass after the first backward pass, and broadcasts buffers in the first
+        one after each synchronisation.
+        """
+        with self._ddp.no_sync(), torch.enable_grad():
+            self._ddp._post_forward(self._ddp._pre_forward())  # type: ignore[no-untyped-call]
+
     @property
     def ready_at(self) -> float:
         """When the last gradient was ready (``time.perf_counter``); 0 if not known."""
@@ -74,7 +85,7 @@ class Overlap:
         self._state.probe = None
 
 
-def _average(state: _HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _average(state: _HookState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     if state.probe is not None:
         state.probe.see_bucket(bucket.parameters(), bucket.gradients())
     if bucket.is_last():
@@ -82,5 +93,5 @@ def _average(state: _HookState, bucket: dist.GradBucket) -> torch.futures.Future
     values = bucket.buffer()
     state.bytes_sent += values.numel() * values.element_size()
     values.mul_(1.0 / dist.get_world_size())
-    future = dist.all_reduce(values, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])
+    sum_of_all: torch.futures.Future[list[Tensor]] = dist.all_reduce(values, async_op=True).get_future()
+    return sum_of_all.then(lambda done: done.value()[0])

@@ -1,0 +1,10 @@
+"""What every forked worker needs; importing it takes seconds, forking after it milliseconds."""
+
+import torch
+import torch.distributed
+import torch.nn.parallel
+
+import paceline
+import tests.problems
+
+__all__ = ["paceline", "tests", "torch"]
