@@ -32,10 +32,9 @@ class Fleet:
     fleet of one where there is no launcher.
     """
 
-    def __init__(self, rank: int, size: int, deadline: float, watch: Watch | None, owns_group: bool) -> None:
+    def __init__(self, rank: int, size: int, deadline: float, watch: Watch | None) -> None:
         self.rank, self.size, self.deadline = rank, size, deadline
         self._watch = watch
-        self._owns_group = owns_group
         self._gathers = 0
         self._closed = False
         # A collective needs tensors where its backend works: gloo's on the CPU, NCCL's on this worker's GPU (the
@@ -50,11 +49,10 @@ class Fleet:
         """Become a worker of the fleet that the environment describes (``torchrun``'s variables)."""
         if not deadline > 0:
             raise SettingError(f"deadline ({deadline}) must be a positive number of seconds")
-        owns_group = not dist.is_initialized()
-        if owns_group:
+        if not dist.is_initialized():
             size = int(os.environ.get("WORLD_SIZE", "1"))
             if size == 1:
-                return cls(0, 1, deadline, None, owns_group=False)
+                return cls(0, 1, deadline, None)
             missing = [key for key in ("RANK", "MASTER_ADDR", "MASTER_PORT") if key not in os.environ]
             if missing:
                 raise SettingError(
@@ -64,12 +62,14 @@ class Fleet:
             dist.init_process_group(
                 "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=deadline + GRACE)
             )
+            # It stays for the next run of this process: a group cannot be begun anew on the same store.
+            atexit.register(_end_group)
         elif dist.get_world_size() > 1:
             # DDP's own collectives run under this limit: without it a frozen worker is noticed after 30 minutes.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=deadline + GRACE), dist.group.WORLD)
         rank, size = dist.get_rank(), dist.get_world_size()
         watch = Watch(_store_of_this_run(), rank, size) if size > 1 else None
-        return cls(rank, size, deadline, watch, owns_group)
+        return cls(rank, size, deadline, watch)
 
     def doing(self, step: int, what: str) -> None:
         """Note what this worker does, for the messages of those who may wait for it."""
@@ -113,11 +113,12 @@ class Fleet:
         since = time.monotonic()
         found: dict[int, bytes] = {self.rank: blob}
         while len(found) < self.size:
+            in_trouble = self._watch.trouble is not None  # looked at first: who raised may have put its part up before
             for rank in range(self.size):
                 if rank not in found and (value := self._watch.get(f"{prefix}/{rank}")) is not None:
                     found[rank] = value
-            if len(found) < self.size:
-                missing = tuple(rank for rank in range(self.size) if rank not in found)
+            missing = tuple(rank for rank in range(self.size) if rank not in found)
+            if missing and (in_trouble or self._watch.trouble is None):
                 self._look_around(what, since, missing)
                 time.sleep(0.002 if time.monotonic() - since < 1 else 0.05)
         self._watch.attend(False)
@@ -200,8 +201,6 @@ class Fleet:
                 waiting = {rank for rank in waiting if self._watch.get(f"done/{rank}") is None}
                 time.sleep(0.002)
             self._watch.close()
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
 
     def _done(self, work: dist.Work) -> bool:
         if self._nccl:  # wait() of NCCL does not block the host: poll instead
@@ -276,6 +275,11 @@ def _store_of_this_run() -> Store:
         number = number.cuda()
     dist.broadcast(number, src=0)
     return PrefixStore(f"paceline/{int(number.item())}", dist.distributed_c10d._get_default_store())
+
+
+def _end_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _ranks(ranks: list[int] | tuple[int, ...]) -> str:

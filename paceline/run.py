@@ -185,7 +185,7 @@ class Run:
                     self.save(self.checkpoint.path(self.progress.step))
                 raise Interrupted(signal)
         except GeneratorExit:
-            if self._step and self._step.phase in (Phase.READY, Phase.APPLIED):
+            if self._step and self._step.phase is Phase.APPLIED:
                 self._close_step(self._step)
             self.fleet.leave("left the training loop")
             raise
@@ -286,6 +286,7 @@ class Run:
         if self.checkpoint and step.round.notes[0].save:
             self.save(self.checkpoint.path(self.progress.step))
             if self.fleet.rank == 0:
+                self.checkpoint.mark(time.monotonic())
                 self.checkpoint.prune()
 
     def _wishes(self) -> tuple[float, float]:

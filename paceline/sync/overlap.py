@@ -3,11 +3,12 @@
 # No postponed annotations here: DDP compares the hook's annotation with its own class.
 
 import time
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
@@ -87,7 +88,8 @@ class Overlap:
 
 def _average(state: _HookState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     if state.probe is not None:
-        state.probe.see_bucket(bucket.parameters(), bucket.gradients())
+        parameters = cast(list[nn.Parameter], bucket.parameters())
+        state.probe.see_bucket(parameters, bucket.gradients())
     if bucket.is_last():
         state.ready_at = time.perf_counter()
     values = bucket.buffer()

@@ -1,0 +1,54 @@
+"""``paceline run``: a script in many workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.launch import Machines, default_workers, launch
+from paceline.cli.speak import plain_errors
+from paceline.errors import SettingError
+
+__all__ = ["run"]
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="The training script, or the name of a module with -m.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Handed to the script.")] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module, as in python -m.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-w", help="Workers on this machine; by default one for each GPU, or for each core."),
+    ] = None,
+    restarts: Annotated[int, typer.Option(help="How often to start all workers again when one fails.")] = 0,
+    nodes: Annotated[int, typer.Option(help="How many machines train together.")] = 1,
+    node_rank: Annotated[int, typer.Option(help="Which of them this is: 0 for the first.")] = 0,
+    at: Annotated[
+        str | None, typer.Option(help="Where they meet: a free port of machine 0.", metavar="HOST:PORT")
+    ] = None,
+) -> None:
+    """Run a training script in many workers, as torchrun does.
+
+    Every worker runs the whole script; `paceline.Run` in it finds the others. Ctrl-C lets all workers finish the
+    step, save a checkpoint if the run has one, and end. The exit code is that of the worker that failed first.
+
+    Four workers on this machine:
+
+        paceline run --workers 4 train.py --learning-rate 0.1
+
+    Two machines, this command on the first, and on the second with `--node-rank 1`:
+
+        paceline run --nodes 2 --node-rank 0 --at 10.0.0.1:29500 train.py
+    """
+    with plain_errors():
+        if not module and not Path(script).exists():
+            raise SettingError(f"there is no script {script}; give the path of a Python file, or -m and a module")
+        code = launch(
+            ["-m", script, *(args or [])] if module else [script, *(args or [])],
+            workers=default_workers() if workers is None else workers,
+            machines=Machines(nodes, node_rank, at),
+            restarts=restarts,
+        )
+    raise typer.Exit(code)

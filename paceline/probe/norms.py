@@ -1,0 +1,80 @@
+"""Norms and inner products of long vectors, accurate in single precision and with short temporaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+__all__ = ["inner_products", "joined", "norm", "portions"]
+
+# A single-precision sum over 10^7 numbers on the CPU is off by up to 3e-3, which matters where
+# sum n_i ||g_i||^2 - N ||gbar||^2 nearly cancels; over 2^15 numbers it is off by 1e-5 at most.
+PIECE = 1 << 15
+
+
+def portions(tensors: Iterable[Tensor], limit: int, first: int | None = None) -> Iterator[list[Tensor]]:
+    """Cut the numbers of all tensors, one after the other, into portions of ``limit`` (the last may be shorter).
+
+    Each is given as the list of its pieces, which are views where the tensors are contiguous. The first portion
+    has ``first`` numbers if that is given.
+    """
+    room = limit if first is None else first
+    pieces: list[Tensor] = []
+    for tensor in tensors:
+        if tensor.numel() < room:  # the common case of many small tensors must cost next to nothing
+            pieces.append(tensor)
+            room -= tensor.numel()
+            continue
+        for part in _flat(tensor, limit):
+            flat = part
+            while len(flat) >= room:
+                yield [*pieces, flat[:room]]
+                flat = flat[room:]
+                pieces, room = [], limit
+            if len(flat):
+                pieces.append(flat)
+                room -= len(flat)
+    if pieces:
+        yield pieces
+
+
+def joined(pieces: list[Tensor]) -> Tensor:
+    """One flat tensor of all pieces: a copy, or a view if there is only one contiguous piece."""
+    # One call for all, where views and torch.cat would take one call for each; half the time for a small CNN.
+    return torch._C._nn.flatten_dense_tensors(pieces)
+
+
+def norm(tensors: Iterable[Tensor]) -> Tensor:
+    """Euclidean norm of all tensors together, in at least single precision, left on their device."""
+    flat = [joined(pieces) for pieces in portions(tensors, PIECE)]
+    if not flat:
+        return torch.zeros(())
+    double = any(part.dtype == torch.float64 for part in flat)
+    dtype = torch.float64 if double else torch.float32
+    parts: tuple[Tensor, ...] = torch._foreach_norm(flat, 2, dtype=dtype)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    return total
+
+
+def inner_products(vectors: Tensor) -> Tensor:
+    """All inner products of the rows of ``vectors`` (U x length), as a U x U double-precision tensor."""
+    products = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for part in torch.split(vectors, PIECE, dim=1):
+        products += (part @ part.T).to("cpu", torch.float64)
+    return products
+
+
+def _flat(tensor: Tensor, limit: int) -> Iterator[Tensor]:
+    """The tensor's numbers in order, as flat tensors; at most ``limit`` of them are copied at a time."""
+    if tensor.is_contiguous():
+        yield tensor.view(-1)
+    elif tensor.numel() <= limit or tensor.dim() == 1:
+        yield tensor.reshape(-1)
+    elif tensor[0].numel() <= limit:
+        for part in torch.split(tensor, limit // tensor[0].numel()):
+            yield part.reshape(-1)
+    else:
+        for part in tensor:
+            yield from _flat(part, limit)

@@ -1,0 +1,151 @@
+"""Short linear images of gradients, from which inner products can be estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.errors import SettingError
+from paceline.probe.norms import joined, portions
+
+__all__ = ["SIZE", "LinearMap", "SignSketch", "Whole", "check_size"]
+
+# A prime: widths of layers are powers of two, and with a power of two here the heavy columns of a weight
+# matrix would all fall into the same few buckets, which costs accuracy.
+SIZE = 4093
+
+# Rows handled at a time: one megabyte of float32, little enough to stay in a cache between the two passes over it,
+# enough to make the calls themselves cheap.
+CHUNK_ROWS = 64
+
+
+def check_size(size: int) -> None:
+    """Refuse a sketch without numbers."""
+    if size < 1:
+        raise SettingError(f"sketch size ({size}) must be at least 1; {SIZE} gives 2 % error, more gives less")
+
+
+class LinearMap(Protocol):
+    """A linear map of flat gradients that keeps inner products, at least on average."""
+
+    size: int
+    """How many numbers an image has."""
+
+    def add(self, out: Tensor, tensor: Tensor, offset: int, scale: float = 1.0) -> None:
+        """Add ``scale`` times the image of a tensor that sits at flat position ``offset``."""
+
+    def of(self, tensors: Sequence[Tensor], offsets: Sequence[int]) -> Tensor:
+        """The image of the flat vector made of these tensors, and zeros elsewhere."""
+
+
+class SignSketch:
+    """Random signs and folding: a linear map S from R^length to R^size with E <S(a), S(b)> = <a, b>.
+
+    Cut the flat vector into rows of ``size`` numbers. Number c of row r is multiplied by a random sign s_rc and
+    added to bucket c. Independent signs would need as much memory as the gradient; these are
+    ``s_rc = rows[r] * columns[r + c]``, made of ``length / size`` and ``size + length / size`` independent
+    signs. That is enough: in E[s_rc s_pc s_qd s_td] the factors of ``rows`` only survive if {r, p} = {q, t},
+    and then those of ``columns`` only if c = d, since r + c = p + d and p + c = r + d cannot both hold
+    otherwise. So mean and variance are exactly those of independent signs, for every a and b, however
+    correlated the rows of a gradient are::
+
+        Var ||S(g)||^2 = 2 sum_c (m_c^2 - sum_{i in bucket c} g_i^4) <= 2 sum_c m_c^2,  m_c = sum_{i in c} g_i^2
+
+    which is about 2 ||g||^4 / size where the mass is spread evenly. (One sign for each column, reused by all
+    rows, would not do: rows are then added up unchanged, and gradients are full of parallel rows.)
+
+    Memory: ``130 size + 2 length / size`` numbers, temporaries included. The image has ``dtype``; half-precision
+    gradients are converted on the way. The same seed gives the same map on every device.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        size: int = SIZE,
+        seed: int = 0,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if length < 0:
+            raise SettingError(f"sketch length ({length}) is negative; pass the number of parameters")
+        check_size(size)
+        self.length = length
+        self.size = size
+        rows = max(1, -(-length // size))
+        generator = torch.Generator().manual_seed(seed)
+
+        def signs(count: int) -> Tensor:
+            return torch.randint(0, 2, (count,), generator=generator).mul_(2).sub_(1).to(device, dtype)
+
+        self.rows = signs(rows)
+        self.columns = signs(size + rows - 1)
+        self._zeros = torch.zeros(size, dtype=dtype, device=device)
+        self._buffer = torch.empty(min(CHUNK_ROWS, rows) * size, dtype=dtype, device=device)
+
+    def add(self, out: Tensor, tensor: Tensor, offset: int, scale: float = 1.0) -> None:
+        """Add to ``out`` ``scale`` times the image of a tensor that sits at flat position ``offset``."""
+        self._add_run(out, [tensor], offset, scale)
+
+    def of(self, tensors: Sequence[Tensor], offsets: Sequence[int]) -> Tensor:
+        """The image of the flat vector made of these tensors, and zeros elsewhere."""
+        out = torch.zeros_like(self._zeros)
+        for run, start in _runs(tensors, offsets):
+            self._add_run(out, run, start, 1.0)
+        return out
+
+    @torch.no_grad()
+    def _add_run(self, out: Tensor, tensors: Iterable[Tensor], start: int, scale: float) -> None:
+        """Add the image of tensors that follow each other without a gap from flat position ``start``."""
+        row, begin = divmod(start, self.size)
+        capacity = len(self._buffer)
+        for pieces in portions(tensors, capacity, first=capacity - begin):
+            count = sum(piece.numel() for piece in pieces)
+            rows = -(-(begin + count) // self.size)
+            self._fold(out, pieces, slice(row, row + rows), (begin, rows * self.size - begin - count), scale)
+            row, begin = row + rows, 0
+
+    def _fold(self, out: Tensor, pieces: list[Tensor], rows: slice, margins: tuple[int, int], scale: float) -> None:
+        """Add the image of pieces that fill these rows but for margins at the beginning and at the end."""
+        before, after = (self._zeros[:count] for count in margins)
+        whole = joined([before, *pieces, after] if any(margins) else pieces).view(-1, self.size)
+        signs = self.columns[rows.start : rows.stop + self.size - 1].unfold(0, self.size, 1)
+        signed = torch.mul(whole, signs, out=self._buffer[: whole.numel()].view_as(whole))
+        out.addmv_(signed.T, self.rows[rows], alpha=scale)
+
+
+class Whole:
+    """The identity in the place of a sketch: the image is the flat gradient itself, with ``length`` numbers."""
+
+    def __init__(self, length: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+        self.size = length
+        self._dtype = dtype
+        self._device = device
+
+    @torch.no_grad()
+    def add(self, out: Tensor, tensor: Tensor, offset: int, scale: float = 1.0) -> None:
+        """Add to ``out`` ``scale`` times a tensor that sits at flat position ``offset``."""
+        out[offset : offset + tensor.numel()].add_(tensor.reshape(-1), alpha=scale)
+
+    def of(self, tensors: Sequence[Tensor], offsets: Sequence[int]) -> Tensor:
+        """The flat vector made of these tensors, and zeros elsewhere."""
+        out = torch.zeros(self.size, dtype=self._dtype, device=self._device)
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            self.add(out, tensor, offset)
+        return out
+
+
+def _runs(tensors: Sequence[Tensor], offsets: Sequence[int]) -> list[tuple[list[Tensor], int]]:
+    """Group tensors that follow each other without a gap, in any order given, with the start of each group."""
+    runs: list[tuple[list[Tensor], int]] = []
+    end = -1
+    for offset, tensor in sorted(zip(offsets, tensors, strict=True), key=lambda pair: pair[0]):
+        if offset == end:
+            runs[-1][0].append(tensor)
+        else:
+            runs.append(([tensor], offset))
+        end = offset + tensor.numel()
+    return runs

@@ -1,0 +1,45 @@
+"""Gradient statistics from the norms of unit gradients: the mathematics, without any model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paceline.records import GradientStats, Note
+
+__all__ = ["between_unit_variance", "gradient_stats", "variance_from_sums"]
+
+
+def variance_from_sums(units: int, weight: float, weighted_sqnorm: float, mean_sqnorm: float) -> float:
+    """Estimate the trace of the covariance of one example's gradient from sums over U units.
+
+    ``sigma2_hat = (sum_i n_i ||g_i||^2 - N ||gbar||^2) / (U - 1)`` with U ``units`` of n_i examples each,
+    N = sum n_i (``weight``), ``weighted_sqnorm`` = sum_i n_i ||g_i||^2, and ``mean_sqnorm`` = ||gbar||^2 of the
+    weighted mean gbar = sum_i n_i g_i / N. It is the between-group mean square of the analysis of variance
+    (numerator: sum_i n_i ||g_i - gbar||^2), because E sum_i n_i ||g_i||^2 = N mu^2 + U sigma^2 and
+    E N ||gbar||^2 = N mu^2 + sigma^2: unbiased for every grouping, equal or unequal. With single examples as
+    units it is the variance of the norm test of Byrd et al. (2012), with ddof 1.
+
+    NaN with fewer than two units. It is not cut off at zero, which would make it biased.
+    """
+    if units < 2:
+        return math.nan
+    return (weighted_sqnorm - weight * mean_sqnorm) / (units - 1)
+
+
+def between_unit_variance(sizes: Sequence[float], sqnorms: Sequence[float], mean_sqnorm: float) -> float:
+    """Estimate sigma^2 from the units themselves: sizes n_i, squared norms ||g_i||^2, and ||gbar||^2.
+
+    The formula is that of :func:`variance_from_sums`.
+    """
+    weighted_sqnorm = math.fsum(size * sqnorm for size, sqnorm in zip(sizes, sqnorms, strict=True))
+    return variance_from_sums(len(sizes), math.fsum(sizes), weighted_sqnorm, mean_sqnorm)
+
+
+def gradient_stats(notes: Sequence[Note], mean_sqnorm: float) -> GradientStats:
+    """Combine the notes of all workers: their units together are one grouping of the step's examples."""
+    units = round(sum(note.units for note in notes))
+    weight = sum(note.weight for note in notes)
+    weighted_sqnorm = sum(note.unit_sqnorm for note in notes)
+    variance = variance_from_sums(units, weight, weighted_sqnorm, mean_sqnorm)
+    return GradientStats(units=units, weight=weight, variance=variance, mean_sqnorm=mean_sqnorm)

@@ -1,0 +1,43 @@
+"""The built-in jobs: a data set, models for it, a loss and an evaluation.
+
+>>> from paceline import tasks
+>>> task = tasks.load("digits")
+>>> model = task.model("mlp", seed=1)
+>>> sorted(task.evaluate(model))
+['accuracy', 'loss']
+
+``digits`` comes with scikit-learn (``pip install paceline[tasks]``). The others read files from the folder
+that the environment variable ``PACELINE_DATA`` names; nothing is ever downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.tasks import cifar10, digits, fashion_mnist, tinyshakespeare
+from paceline.tasks.images import Images
+from paceline.tasks.models import MLP, CharTransformer, LeNet, ResNet
+from paceline.tasks.task import Task, choose
+
+__all__ = ["MLP", "CharTransformer", "Images", "LeNet", "ResNet", "Task", "load", "names"]
+
+_LOADERS: dict[str, Callable[[], Task]] = {
+    "digits": digits.load,
+    "fashion-mnist": fashion_mnist.load,
+    "cifar10": cifar10.load,
+    "tinyshakespeare": tinyshakespeare.load,
+}
+
+
+def names() -> list[str]:
+    """The tasks that :func:`load` knows."""
+    return list(_LOADERS)
+
+
+def load(name: str) -> Task:
+    """The task of this name, with its data in memory.
+
+    Raises :class:`~paceline.errors.SettingError` for a name that is not known and
+    :class:`~paceline.errors.DataMissing` where its data are not on this machine or damaged.
+    """
+    return choose("task", name, _LOADERS)()

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.probe.norms import PIECE, inner_products, norm, portions
+
+from .models import Allocations
+
+shapes = st.lists(st.sampled_from([(), (1,), (0,), (3,), (2, 3), (4, 2, 2), (7, 5), (2, 3, 2, 2), (31,)]), max_size=9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, st.integers(1, 12), st.integers(1, 12), st.booleans())
+def test_portions_hold_all_numbers_in_order(
+    shapes: list[tuple[int, ...]], limit: int, first: int, transposed: bool
+) -> None:
+    total = sum(math.prod(shape) for shape in shapes)
+    numbers = torch.split(torch.arange(total), [math.prod(shape) for shape in shapes]) if shapes else ()
+    tensors = [flat.view(shape) for flat, shape in zip(numbers, shapes, strict=True)]
+    if transposed:  # the same numbers in another layout of the memory
+        tensors = [t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 else t for t in tensors]
+    found = [torch.cat([p.reshape(-1) for p in pieces]) for pieces in portions(tensors, limit, first)]
+    found = [portion for portion in found if len(portion)]
+    assert torch.cat([*found, torch.arange(0)]).tolist() == list(range(total))
+    lengths = [len(portion) for portion in found]
+    assert lengths[:-1] == [first, *[limit] * (len(lengths) - 2)][: len(lengths) - 1]
+
+
+def test_long_vectors_lose_no_digits() -> None:
+    # A plain single-precision norm of this vector is off by 1e-3 on the CPU.
+    long = torch.full((4_000_000,), 1.1)
+    exact = float(long.double().norm())
+    assert float(norm([long[:11], long[11:]])) == pytest.approx(exact, rel=2e-5)
+    gram = inner_products(torch.stack([long, -long]))
+    assert gram[0, 1].item() == pytest.approx(-exact * exact, rel=4e-5)
+
+
+def test_layouts_types_and_shapes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(40, 30, 3, 3, generator=generator).to(memory_format=torch.channels_last)
+    scalar = torch.tensor(2.0)
+    expected = math.hypot(float(image.double().norm()), 2.0)
+    assert float(norm([image, scalar, torch.zeros(0)])) == pytest.approx(expected, rel=1e-6)
+    assert float(norm([])) == 0.0
+    assert norm([torch.ones(2, dtype=torch.float64), torch.ones(2)]).dtype == torch.float64
+    # In half precision itself the norm of these numbers would be infinite.
+    assert float(norm([torch.full((10_000,), 1000.0, dtype=torch.float16)])) == pytest.approx(1e5, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_shows(bad: float) -> None:
+    assert not math.isfinite(float(norm([torch.ones(5), torch.tensor([1.0, bad])])))
+
+
+def test_temporaries_are_short() -> None:
+    tensors = [
+        torch.ones(300, 100, 3, 3).to(memory_format=torch.channels_last),
+        torch.ones(500_000),
+        torch.ones(2, 3, PIECE).transpose(0, 2),
+    ]
+    with Allocations() as seen:
+        norm(tensors)
+    assert 0 < seen.largest <= 4 * PIECE

@@ -1,0 +1,69 @@
+"""Events as a run would send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.records import (
+    Ended,
+    Event,
+    GradientStats,
+    Measured,
+    Progress,
+    Resumed,
+    Saved,
+    Started,
+    StepDone,
+)
+
+START = 1_700_000_000.0
+
+
+def started(workers: int = 2, *, time: float = START, target: Progress | None = None, dataset: int = 640) -> Started:
+    return Started(time, workers, 1000, dataset, {"batch": "Fixed(64)"}, {"torch": "2"}, target)
+
+
+def step(
+    number: int,
+    *,
+    time: float | None = None,
+    seconds: float = 0.01,
+    counts: Sequence[int] = (48, 16),
+    load: Sequence[float] = (0.001, 0.001),
+    compute: Sequence[float] = (0.006, 0.004),
+    wait: Sequence[float] = (0.0, 0.002),
+    communicate: float = 0.0005,
+    loss: float = 0.5,
+    examples: int | None = None,
+    stats: GradientStats | None = None,
+) -> StepDone:
+    """The step with this number, from 0; ten milliseconds each unless told otherwise."""
+    return StepDone(
+        time=START + (number + 1) * seconds if time is None else time,
+        step=number,
+        epoch=0,
+        examples=(number + 1) * sum(counts) if examples is None else examples,
+        batch=sum(counts),
+        loss=loss,
+        learning_rate=0.1,
+        seconds=seconds,
+        counts=list(counts),
+        load_seconds=list(load),
+        compute_seconds=list(compute),
+        wait_seconds=list(wait),
+        communicate_seconds=communicate,
+        bytes_sent=4000,
+        applied=True,
+        stats=stats,
+    )
+
+
+def one_of_each() -> list[Event]:
+    return [
+        started(target=Progress(epoch=3)),
+        Resumed(START + 1, 100, "run/checkpoint", 4),
+        step(0, stats=GradientStats(units=8, weight=64.0, variance=2.5, mean_sqnorm=0.75)),
+        Measured(START + 3, 1, {"accuracy": 0.9, "größe [m]": 1e-300}),
+        Saved(START + 4, 1, "run/checkpoint", 12345, 0.25),
+        Ended(START + 5, 1, 64, "done"),
+    ]

@@ -1,0 +1,303 @@
+"""Bad input: a clear message, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import paceline as pl
+from tests.pool import Pool, RemoteError
+from tests.problems import data, flat, mlp, train
+
+
+def make(dataset: Any = None, model: nn.Module | None = None, **settings: Any) -> pl.Run:
+    model = model or mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return pl.Run(model, optimizer, dataset if dataset is not None else data(40), **{"batch": 8, **settings})
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.zeros(6)
+
+
+class NoLength(Dataset[Any]):
+    def __getitem__(self, at: int) -> Any:
+        return torch.zeros(6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"micro": 0}, r"micro \(0\) must be at least 1"),
+        ({"batch": 0}, r"a batch of 0 is not possible"),
+        ({"batch": True}, r"a batch of True is not possible"),
+        ({"batch": pl.batch.Fixed(8), "deadline": 0}, r"deadline \(0\) must be a positive number of seconds"),
+        ({"dataset": TensorDataset(torch.zeros(0, 6))}, r"the data set \(TensorDataset\) is empty"),
+        ({"dataset": Stream()}, r"Stream is an iterable data set; .* map-style"),
+        ({"dataset": NoLength()}, r"NoLength has no __len__"),
+        ({"num_workers": -1}, r"num_workers \(-1\) must be 0 or more"),
+        ({"prefetch": 0}, r"prefetch \(0\) must be at least 1"),
+    ],
+)
+def test_settings(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says):
+        make(**settings)
+
+
+def test_frozen_model() -> None:
+    model = mlp().requires_grad_(False)
+    with pytest.raises(pl.SettingError, match="no parameter of the model requires a gradient"):
+        make(model=model)
+
+
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [({5: 8}, "do not say how to begin"), ({0: 8, -1: 4}, "begins at -1"), ({0: 0}, "a batch of 0")],
+)
+def test_schedule(stages: dict[int, int], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says):
+        pl.batch.Schedule(stages)
+
+
+@pytest.mark.parametrize("goal", [{}, {"epochs": 1, "steps": 2}, {"steps": -1}, {"epochs": 0.5}])
+def test_goal(goal: dict[str, Any]) -> None:
+    with make() as run, pytest.raises(pl.SettingError, match=r"run\.steps"):
+        next(run.steps(**goal))
+
+
+class Unfair:
+    def __init__(self, shares: list[int]) -> None:
+        self.shares = shares
+
+    def split(self, batch: int, workers: int) -> list[int]:
+        return self.shares
+
+
+@pytest.mark.parametrize("shares", [[7], [4, 4], [-1]])
+def test_a_balance_that_does_not_add_up(shares: list[int]) -> None:
+    with pytest.raises(pl.SettingError, match="the balance split 8 examples between 1 workers into"):
+        make(balance=Unfair(shares))
+
+
+def one_worker_is_different(what: str) -> None:
+    odd = int(os.environ["RANK"]) == 1
+    if what == "dataset":
+        make(data(41 if odd else 40))
+    elif what == "model":
+        make(model=nn.Linear(6, 4 if odd else 3))
+    elif what == "setting":
+        make(micro=2 if odd else 4)
+    elif what == "role":
+        make(order=pl.order.Sequential() if odd else pl.order.Shuffle())
+    elif what == "batch":
+        make(batch=1)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "says"),
+    [
+        ("dataset", "WorkersDisagree", r"the dataset length differs between workers \(ranks 0, 2: 40; rank 1: 41\)"),
+        (
+            "model",
+            "WorkersDisagree",
+            r"the model differs between workers \(ranks 0, 2: 21 parameters .*; rank 1: 28 param",
+        ),
+        ("setting", "WorkersDisagree", r"the micro differs between workers \(ranks 0, 2: 4; rank 1: 2\)"),
+        (
+            "role",
+            "WorkersDisagree",
+            r"the order differs between workers \(ranks 0, 2: Shuffle\(\); rank 1: Sequential\(\)\)",
+        ),
+        ("batch", "SettingError", r"batch \(1\) is below the number of workers \(3\)"),
+    ],
+)
+def test_workers_that_were_started_differently(pool: Pool, what: str, kind: str, says: str) -> None:
+    for outcome in pool.outcomes(3, one_worker_is_different, what):
+        assert isinstance(outcome, RemoteError)
+        assert outcome.kind == kind
+        assert re.search(says, outcome.text)
+
+
+def initial_values_differ() -> tuple[torch.Tensor, list[str]]:
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pl.Run(model, optimizer, data(40), batch=8):
+            pass
+    return flat(model), [str(one.message) for one in caught]
+
+
+def test_initial_values_are_rank_0s_with_a_warning(pool: Pool) -> None:
+    (first, warned), *others = pool.run(3, initial_values_differ)
+    torch.manual_seed(0)
+    assert torch.equal(first, flat(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))))
+    assert len(warned) == 1
+    assert "ranks 1, 2 differed from rank 0's" in warned[0]
+    for values, nothing in others:
+        assert torch.equal(values, first)
+        assert nothing == []
+
+
+def test_loss_that_is_not_one_number() -> None:
+    with make() as run:
+        steps = run.steps(steps=1)
+        step = next(steps)
+        for x, y in step:
+            with pytest.raises(pl.LoopError, match=r"the loss in step 0 has shape \(8,\); it must be one number"):
+                step.backward(F.cross_entropy(run.model(x), y, reduction="none"))
+            with pytest.raises(pl.LoopError, match=r"the loss in step 0 has type float"):
+                step.backward(1.0)  # type: ignore[arg-type]
+            with pytest.raises(pl.LoopError, match="does not depend on any parameter"):
+                step.backward(torch.tensor(1.0))
+            with pytest.raises(pl.LoopError, match="the weight -1 of a loss in step 0 must be a finite number"):
+                step.backward(F.cross_entropy(run.model(x), y), weight=-1)
+            step.backward(F.cross_entropy(run.model(x), y))
+            with pytest.raises(pl.LoopError, match="called twice for micro-batch 1 in step 0"):
+                step.backward(F.cross_entropy(run.model(x), y))
+        with pytest.raises(pl.LoopError, match="outside of the loop over its micro-batches"):
+            step.backward(torch.tensor(1.0))
+        with pytest.raises(pl.LoopError, match="step 0 was iterated over twice"):
+            list(step)
+
+
+def test_backward_is_forgotten() -> None:
+    with make(micro=3) as run:
+        steps = run.steps(steps=1)
+        step = next(steps)
+        with pytest.raises(pl.LoopError, match=r"not called for micro-batch 1 of 3 in step 0"):
+            for _ in step:
+                pass
+
+
+def test_a_step_is_left_early() -> None:
+    before = None
+    with make(micro=3) as run:
+        before = flat(run.model)
+        steps = run.steps(steps=2)
+        step = next(steps)
+        for x, y in step:
+            step.backward(F.cross_entropy(run.model(x), y))
+            break
+        with pytest.raises(pl.LoopError, match=r"step 0 was left after 1 of 3 micro-batches"):
+            run.optimizer.step()
+        with pytest.raises(pl.LoopError, match=r"step 0 was left after 1 of 3 micro-batches"):
+            next(steps)
+        assert torch.equal(before, flat(run.model))
+        with pytest.raises(pl.LoopError, match="is known when the loop over its micro-batches has ended"):
+            _ = step.loss
+
+
+def test_optimizer_is_not_called_or_called_twice() -> None:
+    with make() as run:
+        steps = run.steps(steps=3)
+        for x, y in (step := next(steps)):
+            step.backward(F.cross_entropy(run.model(x), y))
+        with pytest.warns(UserWarning, match=r"optimizer.step\(\) was not called in step 0"):
+            step = next(steps)
+        for x, y in step:
+            step.backward(F.cross_entropy(run.model(x), y))
+        run.optimizer.step()
+        with pytest.raises(pl.LoopError, match="called twice in step 1"):
+            run.optimizer.step()
+
+
+class Broken(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, at: int) -> Any:
+        if at == 13:
+            raise OSError("cannot read image 13")
+        return torch.zeros(6), 0
+
+
+def with_broken_data(num_workers: int) -> None:
+    with make(Broken(), order=pl.order.Sequential(), num_workers=num_workers) as run:
+        train(run, run.model, epochs=1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_that_raises(pool: Pool, num_workers: int) -> None:
+    """Example 13 is in step 1, in the second worker's half."""
+    first, second = pool.outcomes(2, with_broken_data, num_workers)
+    assert isinstance(second, RemoteError)
+    assert second.kind == "OSError"
+    assert "cannot read image 13" in second.text
+    assert isinstance(first, RemoteError)
+    assert first.kind == "WorkerLost"
+    assert re.search(r"rank 1 raised OSError: .*cannot read image 13", first.text, re.DOTALL)
+
+
+def test_a_disk_that_cannot_be_written_to(tmp_path: Path) -> None:
+    """The error is clear, the earlier checkpoint stays, and the training can go on."""
+    (tmp_path / "file").write_text("not a folder")
+    with make() as run:
+        train(run, run.model, steps=2)
+        good = run.save(tmp_path / "good.ckpt")
+        with pytest.raises(pl.CheckpointError, match="cannot save the checkpoint"):
+            run.save(tmp_path / "file" / "below.ckpt")
+        train(run, run.model, steps=4)
+        assert run.progress.step == 4
+        assert run.resume(good)
+        assert run.progress.step == 2
+
+
+def test_save_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    with make(micro=2) as run:
+        steps = run.steps(steps=1)
+        step = next(steps)
+        for x, y in step:
+            step.backward(F.cross_entropy(run.model(x), y))
+            with pytest.raises(pl.LoopError, match="was left after 1 of 4"):
+                run.save(tmp_path / "early.ckpt")
+            break
+    assert not list(tmp_path.iterdir())
+
+
+def test_resume_from_nothing(tmp_path: Path) -> None:
+    with make() as run:
+        with pytest.raises(pl.CheckpointError, match="no such file or folder"):
+            run.resume(tmp_path / "nowhere")
+        assert run.resume(tmp_path / "nowhere", missing_ok=True) is False
+
+
+def test_resume_what_does_not_fit(tmp_path: Path) -> None:
+    with make() as run:
+        train(run, run.model, steps=3)
+        saved = run.save(tmp_path / "a.ckpt")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"model": nn.Linear(6, 3)}, "the model of the checkpoint is"),
+        ({"dataset": data(41)}, "the dataset length of the checkpoint is 40, but the run's is 41"),
+        ({"seed": 5}, "the seed of the checkpoint is 0, but the run's is 5"),
+        (
+            {"order": pl.order.Sequential()},
+            r"the order of the checkpoint is Shuffle\(\), but the run's is Sequential\(\)",
+        ),
+        ({"scaler": torch.amp.GradScaler("cpu")}, "GradScaler"),
+    ]
+    for settings, says in cases:
+        with make(**settings) as run:
+            before = flat(run.model)
+            with pytest.raises(pl.CheckpointError, match=says):
+                run.resume(saved)
+            assert torch.equal(before, flat(run.model))
+
+
+def test_half_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(pl.SettingError, match="WORLD_SIZE is 2 but RANK, MASTER_ADDR, MASTER_PORT is not set"):
+        make()
