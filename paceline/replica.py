@@ -33,6 +33,12 @@ class Replica:
                 "nobody would average their gradients; make them part of the module, or give Run the bare module"
             )
         self._all = [*named.values(), *((f"optimizer.{at}", p) for at, p in enumerate(extra))]
+        # Where the buffers are, found once: walking through a large module in every step would be slow.
+        self._slots = [
+            (f"{path}.{key}".lstrip("."), owner, key)
+            for path, owner in self.module.named_modules()
+            for key in owner._buffers
+        ]
         if not self.parameters:
             raise SettingError("no parameter of the model requires a gradient, so there is nothing to train")
 
@@ -53,7 +59,7 @@ class Replica:
 
     def buffers(self) -> list[tuple[str, Tensor]]:
         """The buffers, with names."""
-        return list(self.module.named_buffers())
+        return [(name, buffer) for name, owner, key in self._slots if (buffer := owner._buffers[key]) is not None]
 
     def shape(self) -> str:
         """A digest of names, shapes and kinds of all tensors: equal on all workers, or they train different models."""

@@ -133,6 +133,7 @@ class Run:
             self.fleet.fail(error)
             self.fleet.close()
             raise
+        self._observers = [role for role in self.roles().values() if isinstance(role, Observer)]
         self._parts = Machinery(self.fleet, feed, self.sync, probe, Clock(), scaler, self._wishes)
         self._journal = Journal(record if self.fleet.rank == 0 else ())
         self._hooks = OptimizerHooks(optimizer, lambda: self._step, self._factor, self.sync)
@@ -274,9 +275,8 @@ class Run:
             warnings.warn(f"optimizer.step() was not called in step {step.index}: nothing was learnt", stacklevel=3)
         assert step.round is not None
         self.cursor = advance(self.cursor, step.plan, self._lengths)
-        for role in self.roles().values():
-            if isinstance(role, Observer):
-                role.observe(step.round)
+        for observer in self._observers:
+            observer.observe(step.round)
         self._stopping = int(max(note.stop for note in step.round.notes))
         self._journal.step_done(step, self.progress, self._parts.clock, self.sync, self._hooks.learning_rate)
         step.phase = Phase.CLOSED

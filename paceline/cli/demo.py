@@ -98,7 +98,7 @@ def _show(summary: Summary, task: str, folder: Path, workers: int, epochs: int, 
     screen = Console(highlight=False, emoji=False, markup=False)
     screen.print()
     screen.print(record.table(summary))
-    again = f"paceline demo --task {task} --workers {workers} --folder {folder}"
+    again = f"paceline demo --task {task} -w {workers} --folder {folder}"
     if code:
         screen.print(
             f"\nThe run did not reach its end. To go on from the last checkpoint:\n  {again} --epochs {epochs}"

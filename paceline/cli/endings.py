@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 
-from paceline.cli.speak import say
+from paceline.cli.speak import say, screen
 
-__all__ = ["prompt_endings", "usual_signals"]
+__all__ = ["SIGNALS", "prompt_endings", "usual_signals"]
 
 # When one worker has failed, the others of a Paceline run notice within seconds and end with an error that says why.
 ALONE_SECONDS = 2.0  # to do that
@@ -75,6 +75,8 @@ def prompt_endings(ended: set[int]) -> Iterator[None]:
 
 def _tell_stopping(number: signal.Signals, pids: set[int]) -> None:
     if any(_runs(pid) for pid in pids):
+        if screen.is_terminal:
+            screen.print()  # behind the ^C and what else is on the line
         again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
         say(f"stopping all workers ({number.name}){again}")
 

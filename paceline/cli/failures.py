@@ -12,6 +12,7 @@ from paceline.cli.worker import CONSEQUENCES
 
 __all__ = ["Failure", "cause", "explain", "failures", "shell_code"]
 
+EXITS = ("SystemExit", "Interrupted")  # no errors: the exit code says it all
 LONGEST = 500  # characters of one worker's error
 
 
@@ -46,6 +47,8 @@ def _failure(rank: int, found: ProcessFailure, ended_by_launcher: bool) -> Failu
     message = str(left["message"]) if isinstance(left, dict) else ""
     seconds = float(left["extraInfo"]["timestamp"]) if isinstance(left, dict) else float(found.timestamp)
     kind = message.partition(":")[0]
+    if kind in EXITS:
+        kind = message = ""
     return Failure(rank, found.exitcode, seconds, kind, message, ended_by_launcher)
 
 

@@ -18,12 +18,15 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from paceline.cli import worker
-from paceline.cli.endings import prompt_endings, usual_signals
+from paceline.cli.endings import SIGNALS, prompt_endings, usual_signals
 from paceline.cli.failures import cause, explain, failures, shell_code
 from paceline.cli.speak import say
 from paceline.errors import FleetError, SettingError
 
 __all__ = ["Machines", "cores", "default_workers", "launch"]
+
+# A run that is done or was told to stop is not started again.
+FINAL = {0, *(128 + number for number in SIGNALS)}
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,26 @@ def launch(command: Sequence[str], *, workers: int, machines: Machines = ONE, re
         log.propagate = False
     if machines.count > 1:
         say(f"machine {machines.rank} of {machines.count}, meeting the others at {machines.at}")
-    ended: set[int] = set()
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder, usual_signals(), prompt_endings(ended):
-        agent = elastic_launch(_config(folder, workers, machines, restarts), sys.executable)
+    with usual_signals():
         try:
-            agent("-u", worker.__file__, *command)
+            for attempt in range(1, restarts + 1):
+                code = _attempt(command, workers, machines)
+                if code in FINAL:
+                    return code
+                say(f"starting all workers again ({attempt} of {restarts})")
+            return _attempt(command, workers, machines)
         except SignalException as stop:
             return 128 + int(stop.sigval)
+
+
+def _attempt(command: Sequence[str], workers: int, machines: Machines) -> int:
+    # Every attempt has a launcher and a store of its own: with torch's max_restarts, the workers of the next one may
+    # find addresses in the store that those of the last left, and hang (pytorch issue 135712).
+    ended: set[int] = set()
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder, prompt_endings(ended):
+        agent = elastic_launch(_config(folder, workers, machines), sys.executable)
+        try:
+            agent("-u", worker.__file__, *command)
         except ChildFailedError as error:
             found = failures(error.failures, ended)
             for line in explain(found):
@@ -104,7 +120,7 @@ def launch(command: Sequence[str], *, workers: int, machines: Machines = ONE, re
     return 0
 
 
-def _config(folder: str, workers: int, machines: Machines, restarts: int) -> LaunchConfig:
+def _config(folder: str, workers: int, machines: Machines) -> LaunchConfig:
     # On one machine nothing must depend on its host name, which may not be known to any name server.
     meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "127.0.0.1"}
     if machines.count > 1:
@@ -115,7 +131,7 @@ def _config(folder: str, workers: int, machines: Machines, restarts: int) -> Lau
         max_nodes=machines.count,
         nproc_per_node=workers,
         run_id="paceline" if machines.count > 1 else uuid.uuid4().hex,
-        max_restarts=restarts,
+        max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=folder),
         **meeting,
     )

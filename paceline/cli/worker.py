@@ -8,6 +8,7 @@ This file is run by its path and uses the standard library alone, so that nothin
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -30,7 +31,17 @@ def main() -> None:
     _end_with_launcher()
     faulthandler.enable()
     sys.excepthook = _take_error
-    target = sys.argv[1:]
+    try:
+        _run(sys.argv[1:])
+    except SystemExit as end:
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path and end.code:  # when it was decides which worker was the first; the others' errors may follow from it
+            with contextlib.suppress(OSError):
+                _keep(path, type(end), end, "")
+        raise
+
+
+def _run(target: list[str]) -> None:
     if target[0] == "-m":
         sys.argv, sys.path[0] = target[1:], os.getcwd()
         runpy.run_module(target[1], run_name="__main__", alter_sys=True)
@@ -58,11 +69,9 @@ def _take_error(kind: type[BaseException], error: BaseException, at: TracebackTy
     shows = True
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        try:
+        with contextlib.suppress(OSError):  # a full disk
             _keep(path, kind, error, text)
             shows = _is_first(path, kind)
-        except OSError:  # no room to keep it
-            pass
     if shows:
         sys.stderr.write(text)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.codec import Identity
@@ -90,10 +91,11 @@ class AllReduce:
         if self._fleet.size == 1:
             self._notes.all, self.bytes_sent = (note,), 0
         elif self._overlap is not None and _all_work(plan):
-            table = torch.zeros(self._notes.numel, dtype=torch.float64, device=self._fleet.device)
-            self._notes.write(table)
+            numbers = np.empty(self._notes.numel)
+            self._notes.write(numbers)
+            table = torch.from_numpy(numbers).to(self._fleet.device)
             self._fleet.all_reduce(table, f"the notes of step {plan.step}")
-            self._notes.read(table)
+            self._notes.read(table.cpu().numpy())
             self.bytes_sent = self._overlap.bytes_sent + table.numel() * table.element_size()
         else:
             if self._overlap is not None and not plan.counts[self._fleet.rank]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.fleet import Fleet
 from paceline.replica import Replica
+from paceline.sync.notes import Numbers
 
 __all__ = ["BufferAverage"]
 
@@ -27,64 +29,62 @@ class BufferAverage:
         self._names = [name for name, buffer in replica.buffers() if buffer.is_floating_point()]
         self.live: list[str] = []
         """The buffers that are known to change."""
-        self._base = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
+        self._base: dict[str, Tensor] = {}
         self._new: list[str] = []
         self.share = 0.0
         """This worker's part of the examples of the step: set it before the exchange."""
+        self.reset()
 
     @property
     def numel(self) -> int:
         """A flag for each buffer, and the values of those that are known to change."""
-        return sum(self._sizes())
+        return len(self._names) + sum(self._base[name].numel() for name in self.live)
 
-    def write(self, out: Tensor) -> None:
+    def write(self, out: Numbers) -> None:
         """The flags, and this worker's part of the average change."""
+        if not self._names:
+            return
         buffers = self._buffers()
         # By value: BatchNorm's kernels write running statistics without raising the tensors' version.
-        changed = [float(name in self.live or not torch.equal(buffers[name], self._base[name])) for name in self._names]
-        flags, *parts = torch.split(out, self._sizes())
-        flags.copy_(torch.tensor(changed))
-        for name, part in zip(self.live, parts, strict=True):
-            part.copy_(self._change(name, buffers[name]))
+        changed = [name in self.live or not torch.equal(buffers[name], self._base[name]) for name in self._names]
+        parts = [self._change(name, buffers[name]).cpu().numpy() for name in self.live]
+        out[:] = np.concatenate([changed, *parts])
 
-    def read(self, summed: Tensor) -> None:
+    def read(self, summed: Numbers) -> None:
         """Apply the average change; note which other buffers have begun to change."""
-        flags, *parts = torch.split(summed, self._sizes())
-        self._apply(self.live, parts)
-        began = [name for name, flag in zip(self._names, flags.tolist(), strict=True) if flag > 0]
-        self._new = [name for name in began if name not in self.live]
+        if not self._names:
+            return
+        flags, changes = summed[: len(self._names)], summed[len(self._names) :]
+        self._apply(self.live, torch.from_numpy(changes))
+        self._new = [name for name, flag in zip(self._names, flags, strict=True) if flag > 0 and name not in self.live]
 
     def finish(self, fleet: Fleet, what: str) -> None:
         """Average the buffers that changed for the first time, in a collective of their own, this once."""
         if not self._new:
             return
         buffers = self._buffers()
-        changes = [self._change(name, buffers[name]) for name in self._new]
-        flat = torch.cat(changes).to(fleet.device)
+        flat = torch.cat([self._change(name, buffers[name]) for name in self._new]).to(fleet.device)
         fleet.all_reduce(flat, what)
-        self._apply(self._new, torch.split(flat, [change.numel() for change in changes]))
+        self._apply(self._new, flat)
         self.live += self._new
         self._new = []
 
     def reset(self) -> None:
-        """Take the present values as common to all workers (they were just loaded)."""
+        """Take the present values as common to all workers."""
         self._base = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
-
-    def _sizes(self) -> list[int]:
-        return [len(self._names), *(self._base[name].numel() for name in self.live)]
 
     def _buffers(self) -> dict[str, Tensor]:
         return {name: buffer for name, buffer in self._replica.buffers() if name in self._names}
 
     def _change(self, name: str, buffer: Tensor) -> Tensor:
-        base = self._base[name].double()
-        change = torch.where(buffer == self._base[name], 0.0, buffer.double() - base)  # an infinity stays what it is
+        base = self._base[name]
+        change = torch.where(buffer == base, 0.0, buffer.double() - base.double())  # an infinity stays what it is
         return (change * self.share).reshape(-1).float()
 
-    def _apply(self, names: list[str], changes: Sequence[Tensor]) -> None:
+    def _apply(self, names: Sequence[str], changes: Tensor) -> None:
         buffers = self._buffers()
         with torch.no_grad():
-            for name, change in zip(names, changes, strict=True):
+            for name, change in zip(names, torch.split(changes, [self._base[n].numel() for n in names]), strict=True):
                 base = self._base[name]
                 base.copy_(base.double() + change.to(base.device).double().view(base.shape))
                 buffers[name].copy_(base)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,21 +15,22 @@ from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.replica import Replica
 from paceline.roles import Codec
+from paceline.sync.notes import Numbers
 
 __all__ = ["Exchange", "Presence", "Rider"]
 
 
 class Rider(Protocol):
-    """Something small that is summed over the workers together with the gradients, as float32 or float64."""
+    """Something small that is summed over the workers together with the gradients, in float32 or float64."""
 
     @property
     def numel(self) -> int:
         """How many numbers it is; the same on all workers."""
 
-    def write(self, out: Tensor) -> None:
+    def write(self, out: Numbers) -> None:
         """Fill in this worker's numbers."""
 
-    def read(self, summed: Tensor) -> None:
+    def read(self, summed: Numbers) -> None:
         """Take the sum over all workers."""
 
 
@@ -43,11 +46,11 @@ class Presence:
         """One number for each parameter."""
         return len(self._parameters)
 
-    def write(self, out: Tensor) -> None:
+    def write(self, out: Numbers) -> None:
         """1 where there is a gradient."""
-        out.copy_(torch.tensor([float(p.grad is not None) for p in self._parameters]))
+        out[:] = [p.grad is not None for p in self._parameters]
 
-    def read(self, summed: Tensor) -> None:
+    def read(self, summed: Numbers) -> None:
         """Present anywhere."""
         self.anywhere = (summed > 0).tolist()
 
@@ -79,9 +82,11 @@ class Exchange:
             self._layout = layout
         for flat in self._flats:
             flat.pack(scale)
-        parts = torch.split(self._tail, [rider.numel for rider in riders])
-        for rider, part in zip(riders, parts, strict=True):
-            rider.write(part)
+        ends = list(accumulate(rider.numel for rider in riders))
+        numbers = np.empty(ends[-1])
+        for rider, end in zip(riders, ends, strict=True):
+            rider.write(numbers[end - rider.numel : end])
+        self._tail.copy_(torch.from_numpy(numbers))
         self.bytes_sent = 0
         if not self._tail_rides:
             self._sum(self._tail, what)
@@ -89,8 +94,9 @@ class Exchange:
             payload = self._codec.encode(flat.values)
             self._sum(payload, what)
             self._codec.decode(payload, flat.values)
-        for rider, part in zip(riders, parts, strict=True):
-            rider.read(part)
+        numbers = self._tail.cpu().double().numpy()
+        for rider, end in zip(riders, ends, strict=True):
+            rider.read(numbers[end - rider.numel : end])
         present = {id(p) for p, there in zip(parameters, presence.anywhere, strict=True) if there}
         for flat in self._flats:
             flat.unpack(present, in_place=self._replica.ddp is not None)

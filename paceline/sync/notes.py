@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import msgspec
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.records import Note
 
 __all__ = ["NotesTable", "join_halves", "split_halves"]
 
 FIELDS = len(msgspec.structs.fields(Note))
+Numbers = NDArray[np.float64]
 
 
-def split_halves(values: Tensor) -> Tensor:
-    """Doubles as pairs of floats, high and low part: 48 bits, so counts and check sums stay exact in float32."""
-    high = values.float()
-    low = torch.where(torch.isfinite(high), values - high.double(), 0.0).float()
-    return torch.stack([high, low])
+def split_halves(values: Numbers) -> Numbers:
+    """Doubles as pairs of numbers that float32 holds: 48 bits, so counts and check sums stay exact."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        high = values.astype(np.float32).astype(np.float64)
+        low: Numbers = np.where(np.isfinite(high), values - high, 0.0)
+    return np.stack([high, low])
 
 
-def join_halves(halves: Tensor) -> Tensor:
+def join_halves(halves: Numbers) -> Numbers:
     """The doubles back."""
-    return halves[0].double() + halves[1].double()
+    doubles: Numbers = halves[0] + halves[1]
+    return doubles
 
 
 class NotesTable:
@@ -40,13 +43,12 @@ class NotesTable:
         """Two numbers for each field of each worker."""
         return 2 * self._size * FIELDS
 
-    def write(self, out: Tensor) -> None:
+    def write(self, out: Numbers) -> None:
         """Fill in this worker's row."""
-        out.zero_()
-        row = torch.tensor(msgspec.structs.astuple(self.own), dtype=torch.float64)
-        out.view(2, self._size, FIELDS)[:, self._rank] = split_halves(row).to(out)
+        out.fill(0.0)
+        out.reshape(2, self._size, FIELDS)[:, self._rank] = split_halves(np.array(msgspec.structs.astuple(self.own)))
 
-    def read(self, summed: Tensor) -> None:
+    def read(self, summed: Numbers) -> None:
         """Take the table apart."""
-        rows: list[list[float]] = join_halves(summed.view(2, self._size, FIELDS).cpu()).tolist()
+        rows = join_halves(summed.reshape(2, self._size, FIELDS)).tolist()
         self.all = tuple(Note(*row) for row in rows)

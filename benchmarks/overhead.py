@@ -1,0 +1,140 @@
+"""What does a run cost per step over hand-written DistributedDataParallel?
+
+Two workers train LeNet and the small ResNet on random images. Blocks of steps of every contestant are interleaved in
+the same processes; the figure is the median over the rounds of the ratio to hand-written DDP in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+from benchmarks import bench
+from paceline import record
+from paceline.tasks.models import LeNet, ResNet
+
+EXAMPLES = 4096
+BATCH = 64
+FOREVER = 10**9
+
+
+def by_hand(model: nn.Module, dataset: TensorDataset, micro_batches: int) -> bench.Block:
+    """The loop that a careful user of torch writes: examples picked from tensors, accumulation under no_sync."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x, y = dataset.tensors
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    share = BATCH // size
+    micro = share // micro_batches
+
+    def batches() -> Iterator[torch.Tensor]:
+        epoch = 0
+        while True:
+            order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
+            for at in range(0, EXAMPLES, BATCH):
+                yield order[at + rank * share : at + (rank + 1) * share]
+            epoch += 1
+
+    stream = batches()
+
+    def block(steps: int) -> None:
+        for _ in range(steps):
+            ids = next(stream)
+            optimizer.zero_grad()
+            for at in range(micro_batches - 1):
+                part = ids[at * micro : (at + 1) * micro]
+                with ddp.no_sync():
+                    (F.cross_entropy(ddp(x[part]), y[part]) / micro_batches).backward()  # type: ignore[no-untyped-call]
+            part = ids[(micro_batches - 1) * micro :]
+            (F.cross_entropy(ddp(x[part]), y[part]) / micro_batches).backward()
+            optimizer.step()
+
+    return block
+
+
+def by_run(model: nn.Module, dataset: TensorDataset, wrap: bool = False, **settings: Any) -> bench.Block:
+    wrapped = DistributedDataParallel(model) if wrap else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    run = pl.Run(wrapped, optimizer, dataset, batch=BATCH, **settings)
+    stream = run.steps(steps=FOREVER)
+
+    def block(steps: int) -> None:
+        for _ in range(steps):
+            step = next(stream)
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(wrapped(x), y))
+            optimizer.step()
+
+    return block
+
+
+def recorders(folder: Path) -> list[Any]:
+    """All that ``record.folder`` makes, the console writing to a file."""
+    return [
+        record.JsonLines(folder / "events.jsonl"),
+        record.Trace(folder / "trace.json"),
+        record.TensorBoard(folder / "tensorboard"),
+        record.Console(open(folder / "console.txt", "w")),
+    ]
+
+
+def worker(name: str, rounds: int, steps: int, out: str) -> None:
+    torch.manual_seed(0)
+    build: Callable[[], nn.Module]
+    if name == "lenet":
+        build, shape = lambda: LeNet(1, 28, 10), (1, 28, 28)
+    else:
+        build, shape = lambda: ResNet(3, 10), (3, 32, 32)
+    dataset = TensorDataset(torch.randn(EXAMPLES, *shape), torch.randint(10, (EXAMPLES,)))
+    pl.Fleet.join()
+    half = BATCH // dist.get_world_size() // 2
+    contestants = {
+        "ddp": by_hand(build(), dataset, 1),
+        "run": by_run(build(), dataset),
+        "run, DDP-wrapped": by_run(build(), dataset, wrap=True),
+        "run, probe": by_run(build(), dataset, probe=pl.Probe(always=True)),
+        "run, recording": by_run(build(), dataset, record=recorders(Path(tempfile.mkdtemp()))),
+        "ddp, 2 micro-batches": by_hand(build(), dataset, 2),
+        "run, 2 micro-batches": by_run(build(), dataset, micro=half),
+        "run, 2 micro-batches, probe": by_run(build(), dataset, micro=half, probe=pl.Probe(always=True)),
+    }
+    seconds = bench.interleave(contestants, rounds, steps)
+    if dist.get_rank() == 0:
+        torch.save(seconds, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20, help="steps in a block")
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name in ("lenet", "resnet"):
+        with tempfile.TemporaryDirectory() as folder:
+            out = str(Path(folder) / "seconds.pt")
+            bench.launch(2, worker, name, options.rounds, options.steps, out)
+            seconds = torch.load(out, weights_only=True)
+        alone = {key: times for key, times in seconds.items() if "2 micro" not in key}
+        split = {key: times for key, times in seconds.items() if "2 micro" in key}
+        recording = bench.ratios({key: seconds[key] for key in ("run", "run, recording")}, "run")
+        rows = {**bench.ratios(alone, "ddp"), **bench.ratios(split, "ddp, 2 micro-batches")}
+        bench.show(f"{name}, 2 workers, batch {BATCH}, ratio to DDP", rows)
+        bench.show("recording, ratio to the same run without", recording, ["run, recording"])
+        results[name] = {**rows, "recording over run": recording["run, recording"]}
+    bench.report("overhead", results)
+
+
+if __name__ == "__main__":
+    main()
