@@ -169,6 +169,15 @@ def test_evaluate_leaves_random_state_and_gradients() -> None:
     assert torch.is_grad_enabled()
 
 
+def test_evaluate_keeps_no_graph() -> None:
+    task = random_task()
+    seen = []
+    model = task.model()
+    model.register_forward_hook(lambda module, inputs, output: seen.append(output.requires_grad))
+    task.evaluate(model)
+    assert seen == [False]
+
+
 @pytest.mark.parametrize("limit", [0, -3])
 def test_evaluate_refuses_to_judge_by_nothing(limit: int) -> None:
     task = random_task()
