@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Mapping
 
 import torch
 
@@ -17,6 +18,6 @@ def versions() -> dict[str, str]:
     return {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def describe(thing: object) -> str:
-    """A role's settings as text that is the same in every process."""
-    return re.sub(r" object at 0x[0-9a-f]+", "", repr(thing))
+def describe(settings: Mapping[str, object]) -> dict[str, str]:
+    """Settings as text that is the same in every process: without the addresses of objects."""
+    return {name: re.sub(r" object at 0x[0-9a-f]+", "", repr(value)) for name, value in settings.items()}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.clock import Clock
+from paceline.record import folder
 from paceline.records import Event, Progress, StepDone
 from paceline.roles import Recorder, Sync
 from paceline.step import Phase, Step
@@ -14,14 +16,13 @@ __all__ = ["Journal"]
 
 
 class Journal:
-    """Hands the events of a run to its recorders; on other workers than rank 0 there are none."""
+    """Hands the events of a run to its recorders; on other workers than rank 0 nothing is recorded."""
 
-    def __init__(self, recorders: Sequence[Recorder]) -> None:
-        self._recorders = list(recorders)
+    def __init__(self, record: Sequence[Recorder] | str | Path, rank: int) -> None:
+        self._recorders: list[Recorder] = []
+        if rank == 0:
+            self._recorders += folder(record) if isinstance(record, str | Path) else record
         self._began = time.perf_counter()
-
-    def __bool__(self) -> bool:
-        return bool(self._recorders)
 
     def write(self, event: Event) -> None:
         """Record an event."""
@@ -63,3 +64,4 @@ class Journal:
         """Finish all recorders."""
         for recorder in self._recorders:
             recorder.close()
+        self._recorders = []

@@ -63,7 +63,7 @@ class Run:
         scaler: a ``GradScaler``; ``step.backward`` then scales the loss (do not scale it yourself).
         stateful: more objects with a ``state_dict`` to save and restore, by name: schedulers, averages.
         probe: how gradient statistics are measured, where a role asks for them.
-        record: where the events go (rank 0 only).
+        record: where the events go: recorders, or a folder for all that ``record.folder`` makes; on rank 0 only.
         checkpoint: when and where to save by itself.
         deadline: the longest wait for other workers, in seconds.
     """
@@ -89,7 +89,7 @@ class Run:
         scaler: torch.amp.GradScaler | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         probe: Probe | None = None,
-        record: Sequence[Recorder] = (),
+        record: Sequence[Recorder] | str | Path = (),
         checkpoint: Checkpoint | None = None,
         deadline: float = 300.0,
     ) -> None:
@@ -129,13 +129,13 @@ class Run:
                 pin_memory=pin_memory,
                 deadline=deadline,
             )
+            self._journal = Journal(record, self.fleet.rank)
         except BaseException as error:
             self.fleet.fail(error)
             self.fleet.close()
             raise
         self._observers = [role for role in self.roles().values() if isinstance(role, Observer)]
         self._parts = Machinery(self.fleet, feed, self.sync, probe, Clock(), scaler, self._wishes)
-        self._journal = Journal(record if self.fleet.rank == 0 else ())
         self._hooks = OptimizerHooks(optimizer, lambda: self._step, self._factor, self.sync)
 
     @property
@@ -149,10 +149,9 @@ class Run:
 
     def identity(self) -> dict[str, str]:
         """What must be the same on all workers."""
-        length = {} if self._local_data else {"dataset length": str(self._length)}
-        settings = {"seed": str(self._seed), "micro": str(self._micro), "local_data": str(self._local_data)}
-        roles = {name: describe(role) for name, role in self.roles().items()}
-        return {"model": self.replica.shape(), **length, **roles, **settings, **versions()}
+        length = {} if self._local_data else {"dataset length": self._length}
+        settings = {**self.roles(), "seed": self._seed, "micro": self._micro, "local_data": self._local_data}
+        return {"model": self.replica.shape(), **describe({**length, **settings}), **versions()}
 
     def steps(
         self, *, epochs: int | None = None, examples: int | None = None, steps: int | None = None

@@ -101,7 +101,7 @@ def _show(summary: Summary, task: str, folder: Path, workers: int, epochs: int, 
     again = f"paceline demo --task {task} -w {workers} --folder {folder}"
     if code:
         screen.print(
-            f"\nThe run did not reach its end. To go on from the last checkpoint:\n  {again} --epochs {epochs}"
+            f"\nThe run did not reach its end. To go on:\n  {again} --epochs {epochs}"
         )
         return
     accuracy = summary.measured.get("test_accuracy", float("nan"))

@@ -31,7 +31,7 @@ def train(task: tasks.Task, epochs: int, folder: Path) -> None:
         optimizer,
         task.train,
         batch=BATCH,
-        record=pl.record.folder(folder) if os.environ.get("RANK", "0") == "0" else (),
+        record=folder,
         checkpoint=pl.Checkpoint(folder / "checkpoints", seconds=30),
     )
     with run:
