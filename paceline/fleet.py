@@ -122,6 +122,8 @@ class Fleet:
                 self._look_around(what, since, missing)
                 time.sleep(0.002 if time.monotonic() - since < 1 else 0.05)
         self._watch.attend(False)
+        # Who has come to this gathering has read the one before, so that this worker's part of it can go.
+        self._watch.drop(f"gather/{self._gathers - 1}/{self.rank}")
         return [found[rank] for rank in range(self.size)]
 
     def agree(self, items: dict[str, str]) -> None:

@@ -39,6 +39,11 @@ class Replica:
             for path, owner in self.module.named_modules()
             for key in owner._buffers
         ]
+        if any(type(p.data).__name__ == "DTensor" for _, p in self._all):
+            raise SettingError(
+                "the model's parameters are sharded (DTensor, FSDP); Paceline averages whole models: give Run the bare "
+                "module, or one wrapped in DistributedDataParallel"
+            )
         if not self.parameters:
             raise SettingError("no parameter of the model requires a gradient, so there is nothing to train")
 

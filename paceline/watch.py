@@ -132,6 +132,10 @@ class Watch:
         found = self.ask(read, seconds=SILENT)
         return found if isinstance(found, bytes) else None
 
+    def drop(self, key: str) -> None:
+        """Remove a value of this run from the store."""
+        self.ask(lambda: self._store.delete_key(key), seconds=SILENT)
+
     def close(self) -> None:
         """End the thread."""
         self._closed = True

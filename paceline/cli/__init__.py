@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.demo import demo
-from paceline.cli.doctor import doctor
-from paceline.cli.run import run
+from paceline.cli import demo, doctor, run
 from paceline.identity import versions
 
 __all__ = ["app"]
@@ -39,6 +37,6 @@ def _main(
 
 
 # Everything behind the script belongs to the script, even if it looks like an option of ours.
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
-app.command()(demo)
-app.command()(doctor)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run.run)
+app.command()(demo.demo)
+app.command()(doctor.doctor)

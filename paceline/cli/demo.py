@@ -100,9 +100,7 @@ def _show(summary: Summary, task: str, folder: Path, workers: int, epochs: int, 
     screen.print(record.table(summary))
     again = f"paceline demo --task {task} -w {workers} --folder {folder}"
     if code:
-        screen.print(
-            f"\nThe run did not reach its end. To go on:\n  {again} --epochs {epochs}"
-        )
+        screen.print(f"\nThe run did not reach its end. To go on:\n  {again} --epochs {epochs}")
         return
     accuracy = summary.measured.get("test_accuracy", float("nan"))
     screen.print(Text(f"\nTest accuracy {accuracy:.1%}", style="bold green"))

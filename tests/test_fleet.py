@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import pytest
+
+import paceline as pl
+from tests.pool import Pool, RemoteError
+
+
+def many_gatherings() -> tuple[list[list[bytes]], int]:
+    fleet = pl.Fleet.join(deadline=20)
+    found = [fleet.gather(f"{fleet.rank}:{at}".encode(), "each other") for at in range(20)]
+    assert fleet._watch is not None
+    keys = fleet._watch.ask(lambda: fleet._watch._store.list_keys(), seconds=5)  # type: ignore[union-attr, attr-defined]
+    left = sum("gather/" in key for key in keys)
+    fleet.close()
+    return found, left
+
+
+def test_gather_gives_all_parts_and_leaves_none(pool: Pool) -> None:
+    for found, left in pool.run(3, many_gatherings):
+        assert found == [[f"{rank}:{at}".encode() for rank in range(3)] for at in range(20)]
+        assert left <= 6  # of the last gathering, and of the one before from workers that are a little behind
+
+
+def only_some_gather() -> None:
+    fleet = pl.Fleet.join(deadline=3)
+    try:
+        if fleet.rank != 1:
+            fleet.gather(b"here", "the parts of a checkpoint")
+        else:
+            fleet.doing(9, "doing something else")
+            time.sleep(6)
+    finally:
+        fleet.close()
+
+
+def test_a_gathering_that_one_does_not_come_to_names_it(pool: Pool) -> None:
+    first, second, third = pool.outcomes(3, only_some_gather)
+    assert second is None
+    for outcome in (first, third):
+        assert isinstance(outcome, RemoteError)
+        assert outcome.kind == "WorkerLost"
+        assert re.search(r"waited 3\.\d s for the parts of a checkpoint: rank 1 ", outcome.text)
+        assert "doing something else, step 9" in outcome.text
+
+
+def broadcasting() -> list[bytes]:
+    fleet = pl.Fleet.join(deadline=20)
+    sent = [b"", b"x", bytes(range(256)) * 1000]
+    found = [fleet.broadcast_bytes(blob if fleet.rank == 0 else b"other", "rank 0") for blob in sent]
+    fleet.close()
+    return found
+
+
+def test_broadcast_bytes(pool: Pool) -> None:
+    for found in pool.run(2, broadcasting):
+        assert found == [b"", b"x", bytes(range(256)) * 1000]
+
+
+def test_alone_without_a_launcher() -> None:
+    assert "RANK" not in os.environ
+    fleet = pl.Fleet.join()
+    assert (fleet.rank, fleet.size) == (0, 1)
+    assert fleet.gather(b"me", "myself") == [b"me"]
+    assert fleet.broadcast_bytes(b"me", "myself") == b"me"
+    fleet.agree({"a": "b"})
+    fleet.close()
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan")])
+def test_deadline(deadline: float) -> None:
+    with pytest.raises(pl.SettingError, match="must be a positive number of seconds"):
+        pl.Fleet.join(deadline=deadline)
