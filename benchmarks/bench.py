@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 import paceline
 
@@ -26,7 +26,7 @@ def launch(workers: int, job: Callable[..., Any], *args: Any) -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    mp.spawn(_begin, args=(workers, port, job, args), nprocs=workers)  # type: ignore[no-untyped-call]
+    spawn(_begin, args=(workers, port, job, args), nprocs=workers)  # type: ignore[no-untyped-call]
 
 
 def _begin(rank: int, workers: int, port: int, job: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -53,7 +53,7 @@ def interleave(contestants: dict[str, Block], rounds: int, steps: int) -> dict[s
     return seconds
 
 
-def ratios(seconds: dict[str, list[float]], base: str) -> dict[str, dict[str, float]]:
+def ratios(seconds: dict[str, list[float]], base: str) -> dict[str, dict[str, Any]]:
     """For every contestant: the median over the rounds of its time over that of ``base``, and the quartiles."""
     found = {}
     for name, times in seconds.items():
@@ -62,7 +62,7 @@ def ratios(seconds: dict[str, list[float]], base: str) -> dict[str, dict[str, fl
         found[name] = {
             "milliseconds": round(1e3 * statistics.median(times), 4),
             "ratio": round(middle, 4),
-            "quartiles": [round(low, 4), round(high, 4)],  # type: ignore[dict-item]
+            "quartiles": [round(low, 4), round(high, 4)],
         }
     return found
 
@@ -88,12 +88,12 @@ def report(question: str, results: dict[str, Any], folder: Path | None = None) -
     print(json.dumps(found))
 
 
-def show(title: str, rows: dict[str, dict[str, float]], names: Sequence[str] | None = None) -> None:
+def show(title: str, rows: dict[str, dict[str, Any]], names: Sequence[str] | None = None) -> None:
     """A small table for people."""
     print(title)
     for name in names or rows:
         row = rows[name]
-        low, high = row["quartiles"]  # type: ignore[misc]
+        low, high = row["quartiles"]
         print(
             f"  {name:34s} {row['milliseconds']:9.3f} ms   ratio {row['ratio']:.4f}   quartiles {low:.4f} … {high:.4f}"
         )

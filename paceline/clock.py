@@ -12,6 +12,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.load = self.compute = self.exchange = 0.0
+        self.free()
+
+    def free(self) -> None:
+        """All workers begin at about the same time: now."""
         self._free = self._mark = time.perf_counter()
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ fetched is used if it is what the plan asks for, and thrown away if not.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -51,25 +52,31 @@ class Feed:
         device: torch.device,
         collate_fn: Collate | None,
         num_workers: int,
-        prefetch: int,
+        prefetch: int | None,
         pin_memory: bool,
         deadline: float,
     ) -> None:
         if num_workers < 0:
             raise SettingError(f"num_workers ({num_workers}) must be 0 or more")
-        if prefetch < 1:
-            raise SettingError(f"prefetch ({prefetch}) must be at least 1")
+        if prefetch is not None and (prefetch < 1 or not num_workers):
+            raise SettingError(
+                f"prefetch ({prefetch}) must be at least 1, and needs loader processes: give num_workers, too"
+            )
+        if pin_memory and device.type == "cpu":
+            warnings.warn(
+                "pin_memory has no effect: it speeds up copies to a GPU, and the model is on the CPU", stacklevel=3
+            )
         self.length = check_dataset(dataset)
         self._order, self._seed = order, seed
-        self._rank, self._device = rank, device
+        self._rank, self._device, self._pin = rank, device, pin_memory
         self._permutations: dict[int, Tensor] = {}
         self._source: Source
-        tensors = tensors_of(dataset) if collate_fn is None else None
+        tensors = tensors_of(dataset) if collate_fn is None and not num_workers else None
         fetch = Fetch(dataset, collate_fn or default_collate, seed)
         if tensors is not None:
             self._source = Tensors(*tensors)
         elif num_workers:
-            self._source = Loader(fetch, self._ids, num_workers, prefetch, pin_memory, deadline)
+            self._source = Loader(fetch, self._ids, num_workers, prefetch or 2, pin_memory, deadline)
         else:
             self._source = Inline(fetch)
 
@@ -82,7 +89,7 @@ class Feed:
         for at, piece in enumerate(pieces):
             rest = pieces[at:]
             batch = self._source.fetch(piece, self._ids(piece), lambda rest=rest: self._ahead(rest, future))  # type: ignore[misc]
-            yield piece.stop - piece.start, to_device(batch, self._device)
+            yield piece.stop - piece.start, to_device(batch, self._device, self._pin)
 
     def forget(self) -> None:
         """Drop remembered orders and prefetched data: they come from a state that has been replaced."""
@@ -109,16 +116,17 @@ class Feed:
                 yield Piece(plan.epoch, start, stop)
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor in a batch (nested lists, tuples, dicts) to a device."""
+def to_device(batch: Any, device: torch.device, pin: bool = False) -> Any:
+    """Move every tensor in a batch (nested lists, tuples, dicts) to a device, through pinned memory if asked."""
     if device.type == "cpu":
         return batch
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        pinned = batch.pin_memory() if pin and batch.device.type == "cpu" and not batch.is_pinned() else batch
+        return pinned.to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: to_device(value, device, pin) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
+        return type(batch)(*(to_device(value, device, pin) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(value, device) for value in batch)
+        return type(batch)(to_device(value, device, pin) for value in batch)
     return batch

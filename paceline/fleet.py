@@ -36,6 +36,7 @@ class Fleet:
         self.rank, self.size, self.deadline = rank, size, deadline
         self._watch = watch
         self._gathers = 0
+        self._leaves = 0
         self._closed = False
         # A collective needs tensors where its backend works: gloo's on the CPU, NCCL's on this worker's GPU (the
         # latter is not exercised by the tests, which have no GPU).
@@ -179,14 +180,13 @@ class Fleet:
             self._watch.post((self.rank,), f"raised {type(error).__name__}: {error}")
 
     def leave(self, why: str) -> None:
-        """Tell the others that this worker takes no further part."""
-        if self._watch and self._watch.trouble is None and not self._closed:
-            self._watch.set(f"left/{self.rank}", f"{why} (step {self._watch.step})".encode())
+        """Tell the others that this worker has left a loop that they may still be in.
 
-    def come_back(self) -> None:
-        """Take part again after :meth:`leave`."""
-        if self._watch and self._watch.get(f"left/{self.rank}"):
-            self._watch.set(f"left/{self.rank}", b"")
+        Workers count how often they left: who has left as often as another was in the same place, and knows.
+        """
+        self._leaves += 1
+        if self._watch and self._watch.trouble is None and not self._closed:
+            self._watch.set(f"left/{self.rank}", f"{self._leaves} {why} (step {self._watch.step})".encode())
 
     def close(self) -> None:
         """Leave the fleet in order: wait, within limits, until all others are done, too."""
@@ -237,8 +237,9 @@ class Fleet:
     def _blame_who_left(self) -> None:
         assert self._watch is not None
         for rank in range(self.size):
-            if self._watch.trouble is None and (why := self._watch.get(f"left/{rank}")):
-                self._watch.post((rank,), why.decode())
+            leaves, _, why = (self._watch.get(f"left/{rank}") or b"0").decode().partition(" ")
+            if self._watch.trouble is None and int(leaves) > self._leaves:
+                self._watch.post((rank,), why)
 
     def _describe(self, ranks: tuple[int, ...], happened: str, cause: str) -> str:
         assert self._watch is not None

@@ -44,6 +44,11 @@ class OptimizerHooks:
             raise LoopError(
                 f"optimizer.step() was called twice in step {step.index}; call it once after the inner loop"
             )
+        if any(given is not None for given in (*args[1:], kwargs.get("closure"))):
+            raise LoopError(
+                f"optimizer.step(closure) in step {step.index} would compute gradients that nobody averages; call "
+                "optimizer.step() alone (optimizers that need a closure, such as LBFGS, cannot be used)"
+            )
         factor = self._factor(step)
         self._rates = [group["lr"] for group in optimizer.param_groups]
         self.learning_rate = float(self._rates[0]) * factor

@@ -58,7 +58,7 @@ class Run:
         seed: for the order of the examples and for random numbers in the data set.
         collate_fn: as in torch's ``DataLoader``, as are ``num_workers`` and ``pin_memory``.
         num_workers: loader processes of each worker; 0 loads in the training process.
-        prefetch: micro-batches that each loader process works ahead.
+        prefetch: micro-batches that each loader process works ahead (2).
         pin_memory: copy tensors to page-locked memory first (for GPUs).
         scaler: a ``GradScaler``; ``step.backward`` then scales the loss (do not scale it yourself).
         stateful: more objects with a ``state_dict`` to save and restore, by name: schedulers, averages.
@@ -84,7 +84,7 @@ class Run:
         seed: int = 0,
         collate_fn: Collate | None = None,
         num_workers: int = 0,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         pin_memory: bool = False,
         scaler: torch.amp.GradScaler | None = None,
         stateful: Mapping[str, Stateful] | None = None,
@@ -161,12 +161,10 @@ class Run:
         The count is from the beginning of the run, also when it was resumed: the same call ends at the same place.
         """
         goal = Goal(epochs=epochs, examples=examples, steps=steps)
-        settings = {**self.identity(), "deadline": f"{self.fleet.deadline:g} s"}
         numbers = sum(p.numel() for p in self.replica.parameters)
-        self._journal.write(
-            Started(time.time(), self.fleet.size, numbers, sum(self._lengths), settings, versions(), goal.as_progress())
-        )
-        self.fleet.come_back()
+        facts = (self.fleet.size, numbers, sum(self._lengths), self.identity(), versions(), goal.as_progress())
+        self._journal.write(Started(time.time(), *facts))
+        self._parts.clock.free()
         reason = "left"
         try:
             with self._signals:
@@ -179,9 +177,11 @@ class Run:
                     self._close_step(self._step)
                     self._save_if_due(self._step)
             reason = "stopped" if self._stopping else "done"
-            if signal := self._signals.got or (self._stopping if self._stopping > 1 else 0):
+            # A signal that came after the last note is known to one worker only: ask all.
+            got = self.fleet.gather(str(self._signals.got).encode(), "the others to end the loop")
+            if signal := max(map(int, got)):
                 reason = f"signal {signal}"
-                if self.checkpoint and self._stopping:
+                if self.checkpoint:
                     self.save(self.checkpoint.path(self.progress.step))
                 raise Interrupted(signal)
         except GeneratorExit:

@@ -60,6 +60,7 @@ def take(run: Run) -> dict[str, Any]:
         "cursor": msgspec.to_builtins(run.cursor),
         "model": run.replica.module.state_dict(),
         "extra_parameters": {name: p.detach() for name, p in run.replica.named if name.startswith("optimizer.")},
+        "optimizer_kind": type(run.optimizer).__name__,
         "optimizer": run.optimizer.state_dict(),
         "scaler": None if run.scaler is None else run.scaler.state_dict(),
         "roles": {name: _role_state(role) for name, role in run.roles().items()},
@@ -121,6 +122,13 @@ def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
                 f"the checkpoint was made with {name}={tree['roles'][name]['kind']}, which has no state for "
                 f"{type(role).__name__}; resume with the same role"
             )
+    groups = [len(group["params"]) for group in run.optimizer.param_groups]
+    saved = [len(group["params"]) for group in tree["optimizer"]["param_groups"]]
+    if tree["optimizer_kind"] != type(run.optimizer).__name__ or groups != saved:
+        raise CheckpointError(
+            f"the optimizer of the checkpoint is {tree['optimizer_kind']} with {saved} parameters in its groups, but "
+            f"the run's is {type(run.optimizer).__name__} with {groups}; resume with the same"
+        )
     missing = sorted(set(run.stateful) ^ set(tree["stateful"]))
     if missing:
         raise CheckpointError(

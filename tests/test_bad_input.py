@@ -47,7 +47,8 @@ class NoLength(Dataset[Any]):
         ({"dataset": Stream()}, r"Stream is an iterable data set; .* map-style"),
         ({"dataset": NoLength()}, r"NoLength has no __len__"),
         ({"num_workers": -1}, r"num_workers \(-1\) must be 0 or more"),
-        ({"prefetch": 0}, r"prefetch \(0\) must be at least 1"),
+        ({"prefetch": 0, "num_workers": 1}, r"prefetch \(0\) must be at least 1"),
+        ({"prefetch": 4}, r"prefetch \(4\) .* needs loader processes: give num_workers, too"),
     ],
 )
 def test_settings(settings: dict[str, Any], says: str) -> None:
@@ -215,6 +216,22 @@ def test_optimizer_is_not_called_or_called_twice() -> None:
             run.optimizer.step()
 
 
+def test_an_optimizer_with_a_closure() -> None:
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pl.Run(model, optimizer, data(40), batch=8) as run:
+        steps = run.steps(steps=1)
+        for x, y in (step := next(steps)):
+            step.backward(F.cross_entropy(model(x), y))
+        with pytest.raises(pl.LoopError, match=r"optimizer\.step\(closure\) in step 0"):
+            optimizer.step(lambda: 0.0)
+
+
+def test_pinned_memory_for_a_model_on_the_cpu() -> None:
+    with pytest.warns(UserWarning, match="pin_memory has no effect"), make(pin_memory=True):
+        pass
+
+
 class Broken(Dataset[Any]):
     def __len__(self) -> int:
         return 40
@@ -295,6 +312,19 @@ def test_resume_what_does_not_fit(tmp_path: Path) -> None:
             with pytest.raises(pl.CheckpointError, match=says):
                 run.resume(saved)
             assert torch.equal(before, flat(run.model))
+
+
+def test_resume_with_another_optimizer(tmp_path: Path) -> None:
+    with make() as run:
+        train(run, run.model, steps=3)
+        saved = run.save(tmp_path / "a.ckpt")
+    model = mlp()
+    with pl.Run(model, torch.optim.Adam(model.parameters()), data(40), batch=8) as run:
+        before = flat(model)
+        with pytest.raises(pl.CheckpointError, match="the optimizer of the checkpoint is SGD"):
+            run.resume(saved)
+        assert torch.equal(before, flat(model))
+        assert run.progress.step == 0
 
 
 def test_half_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ def many_gatherings() -> tuple[list[list[bytes]], int]:
     fleet = pl.Fleet.join(deadline=20)
     found = [fleet.gather(f"{fleet.rank}:{at}".encode(), "each other") for at in range(20)]
     assert fleet._watch is not None
-    keys = fleet._watch.ask(lambda: fleet._watch._store.list_keys(), seconds=5)  # type: ignore[union-attr, attr-defined]
+    keys = fleet._watch.ask(lambda: fleet._watch._store.list_keys(), seconds=5)  # type: ignore[union-attr]
     left = sum("gather/" in key for key in keys)
     fleet.close()
     return found, left

@@ -47,7 +47,7 @@ def make(**settings: Any) -> pl.Run:
     ("goal", "steps", "examples"),
     [({"epochs": 2}, 10, 80), ({"steps": 7}, 7, 56), ({"examples": 45}, 6, 45), ({"examples": 0}, 0, 0)],
 )
-def test_goals_are_met_exactly(goal: dict[str, int], steps: int, examples: int) -> None:
+def test_goals_are_met_exactly(goal: dict[str, Any], steps: int, examples: int) -> None:
     with make() as run:
         train(run, run.model, **goal)
         assert (run.progress.step, run.progress.examples) == (steps, examples)
@@ -111,6 +111,57 @@ def test_break_and_go_on() -> None:
     with make() as run:
         train(run, run.model, steps=10)
         assert torch.equal(broken, flat(run.model))
+
+
+def break_then_be_slow() -> int:
+    """All leave the loop at the same place; one needs longer than the others before it comes back."""
+    with make(deadline=20) as run:
+        for _ in range(2):
+            goal = run.progress.step + 5
+            for step in run.steps(steps=goal):
+                run.optimizer.zero_grad()
+                for x, y in step:
+                    step.backward(F.cross_entropy(run.model(x), y))
+                run.optimizer.step()
+                if step.index == goal - 2:
+                    break
+            if run.fleet.rank == 0:
+                threading.Event().wait(2.5)
+        with run.consensus():
+            return run.progress.step
+
+
+def test_who_left_at_the_same_place_is_not_blamed(pool: Pool) -> None:
+    assert pool.run(2, break_then_be_slow) == [8, 8]
+
+
+def signalled_in_the_last_step(folder: Path) -> list[str]:
+    with make(checkpoint=pl.Checkpoint(folder)) as run:
+        try:
+            for step in run.steps(steps=4):
+                run.optimizer.zero_grad()
+                for x, y in step:
+                    step.backward(F.cross_entropy(run.model(x), y))
+                run.optimizer.step()
+                if step.index == 3 and run.fleet.rank == 1:
+                    signal.raise_signal(signal.SIGINT)
+        except pl.Interrupted as interrupted:
+            return [str(interrupted.code), *(path.name for path in sorted(folder.iterdir()))]
+    return []
+
+
+def test_a_signal_in_the_last_step_is_everybodys(pool: Pool, tmp_path: Path) -> None:
+    for found in pool.run(2, signalled_in_the_last_step, tmp_path):
+        assert found == ["130", "step-00000004.ckpt"]
+
+
+def test_a_signal_before_a_break_is_not_lost() -> None:
+    with make() as run:
+        for _ in run.steps(steps=4):
+            signal.raise_signal(signal.SIGINT)
+            break
+        with pytest.raises(KeyboardInterrupt):
+            threading.Event().wait(10)  # it comes as soon as the loop has been left
 
 
 def stop_wanted_by_one() -> int:

@@ -6,9 +6,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from torch.distributed.elastic.multiprocessing import PContext, SignalException
+from torch.distributed.elastic.multiprocessing import PContext
 
 from paceline.cli.speak import say, screen
 
@@ -57,10 +57,7 @@ def prompt_endings(ended: set[int]) -> Iterator[None]:
             else:
                 _tell_stopping(death_sig, pids)
                 close(context, death_sig, STOPPED_SECONDS)
-        except SignalException:
-            _kill(context, close)
-            raise
-        finally:
+        finally:  # also when a second Ctrl-C interrupts the waiting
             closed.update(pids)
             for pid in pids:  # each worker leads a group of its own, with all that it started
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -79,12 +76,6 @@ def _tell_stopping(number: signal.Signals, pids: set[int]) -> None:
             screen.print()  # behind the ^C and what else is on the line
         again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
         say(f"stopping all workers ({number.name}){again}")
-
-
-def _kill(context: PContext, close: Callable[..., None]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # this takes no time that would have to be cut short
-    close(context, signal.SIGKILL, FAILED_SECONDS)
 
 
 def _wait(pids: set[int], seconds: float) -> None:

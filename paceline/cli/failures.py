@@ -53,8 +53,11 @@ def _failure(rank: int, found: ProcessFailure, ended_by_launcher: bool) -> Failu
 
 
 def cause(all: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from: the earliest that is not itself the consequence of another."""
-    return min(all, key=lambda one: (one.follows, one.time))
+    """The failure that the others follow from: the earliest that is not itself the consequence of another.
+
+    Where all are, as with a frozen worker, the earliest that has an error to show.
+    """
+    return min(all, key=lambda one: (one.follows, one.follows and not one.kind, one.time))
 
 
 def shell_code(code: int) -> int:

@@ -51,7 +51,7 @@ def fleet(workers: int, folder: Path, job: Callable[..., Any], *args: Any) -> It
     processes: list[BaseProcess] = []
     for rank in range(workers):
         (folder / f"rank-{rank}.log").touch()
-        process = forks().Process(target=_begin, args=(rank, workers, port, folder, job, args))
+        process: BaseProcess = forks().Process(target=_begin, args=(rank, workers, port, folder, job, args))
         process.start()
         processes.append(process)
     try:

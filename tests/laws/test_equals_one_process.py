@@ -132,7 +132,7 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         out = torch.zeros(len(x), 3, dtype=x.dtype)
-        for at in y.unique().tolist():
+        for at in sorted(set(y.tolist())):
             out = torch.where((y == at)[:, None], self.branches[at](x), out)
         return out
 

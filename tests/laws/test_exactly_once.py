@@ -88,7 +88,7 @@ def guesses(situation: dict[str, Any], cursor: Cursor, plan: Plan) -> Iterator[P
         yield plan
 
 
-def feeds(situation: dict[str, Any], tensors: bool, num_workers: int = 0, prefetch: int = 2) -> list[Feed]:
+def feeds(situation: dict[str, Any], tensors: bool, num_workers: int = 0, prefetch: int | None = None) -> list[Feed]:
     lengths = situation["lengths"]
     local = len(lengths) > 1
     made = []

@@ -28,6 +28,7 @@ class Statistics(nn.Module):
         self.norm = nn.BatchNorm1d(3)
         self.register_buffer("mask", torch.tensor([0.1, -float("inf"), 0.3]))  # constant; 0.1 is not a whole binary
         self.register_buffer("seen", torch.zeros(()))
+        self.calls: Tensor
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -170,7 +171,8 @@ class Scaling:
 
 def test_the_learning_rate_rule_applies_for_the_step_only() -> None:
     results = []
-    for rule, rate in [(Scaling(), 0.2), (pl.lr.Constant(), 0.1)]:
+    rules: list[tuple[Any, float]] = [(Scaling(), 0.2), (pl.lr.Constant(), 0.1)]
+    for rule, rate in rules:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         with pl.Run(model, optimizer, data(40), batch=8, lr=rule) as run:

@@ -1,0 +1,51 @@
+"""Fashion-MNIST with plain torch: DistributedDataParallel, one process for each worker.
+
+torchrun --nproc-per-node 4 examples/fashion_mnist/train_torch.py
+"""
+
+import argparse
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from paceline import tasks
+
+BATCH = 64  # examples in a step, all workers together
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--limit", type=int, default=60_000, help="training examples to use")
+    chosen = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    task = tasks.load("fashion-mnist")
+    dataset = Subset(task.train, range(min(chosen.limit, len(task.train))))
+    model = task.model("lenet", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.8)
+    ddp = DistributedDataParallel(model)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=BATCH // dist.get_world_size(), sampler=sampler)
+
+    for epoch in range(chosen.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(ddp(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        scheduler.step()
+
+    if dist.get_rank() == 0:
+        found = task.evaluate(model)
+        print(f"test accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
