@@ -162,6 +162,9 @@ class Fleet:
         """Find out whose fault a broken connection is; takes a few heartbeats at most."""
         if self._watch is None:
             return WorkerLost(str(error), ranks=(), waited_for=what, seconds=time.monotonic() - since)
+        # Inside of DDP's backward pass torch's own limit is the only one; when it closes a worker's connections, the next
+        # worker sees them break.
+        late = "imed out" in str(error) or time.monotonic() - since > self.deadline
         self._watch.attend(True)
         end = time.monotonic() + 2 * SILENT
         while self._watch.trouble is None and not self._watch.silent() and time.monotonic() < end:
@@ -169,8 +172,7 @@ class Fleet:
             time.sleep(0.05)
         if self._watch.trouble is None:
             ranks = tuple(self._watch.silent())
-            # Torch's own limit is a little longer than the deadline, but the only one inside of DDP's backward pass.
-            happened = "gave no sign of life" if "imed out" in str(error) else "ended or lost its connection"
+            happened = "gave no sign of life" if late else "ended or lost its connection"
             self._watch.post(ranks, self._describe(ranks, happened, str(error).partition("\n")[0]))
         return self._error(what, since)
 

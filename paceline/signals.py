@@ -17,7 +17,7 @@ ECHO = 1.0
 
 
 class Signals:
-    """While entered, a signal is remembered in ``got``; one that comes a second after it or later acts as it used to."""
+    """While entered, a signal is remembered in ``got``; one that comes a second later, or after, acts as it used to."""
 
     def __init__(self) -> None:
         self.got = 0

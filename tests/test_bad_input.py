@@ -224,7 +224,7 @@ def test_an_optimizer_with_a_closure() -> None:
         for x, y in (step := next(steps)):
             step.backward(F.cross_entropy(model(x), y))
         with pytest.raises(pl.LoopError, match=r"optimizer\.step\(closure\) in step 0"):
-            optimizer.step(lambda: 0.0)
+            optimizer.step(lambda: 0.0)  # type: ignore[no-untyped-call]
 
 
 def test_pinned_memory_for_a_model_on_the_cpu() -> None:
