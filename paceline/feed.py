@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from paceline.loader import Collate, Fetch, Inline, Loader, Piece, Source, Tenso
 from paceline.records import Plan
 from paceline.roles import Order
 
-__all__ = ["Feed", "check_dataset", "to_device"]
+__all__ = ["Feed", "Loading", "check_dataset", "to_device"]
 
 
 def check_dataset(dataset: Dataset[Any]) -> int:
@@ -39,44 +40,48 @@ def check_dataset(dataset: Dataset[Any]) -> int:
     return length
 
 
+@dataclass(frozen=True)
+class Loading:
+    """How examples are loaded, in the words of torch's ``DataLoader``."""
+
+    collate_fn: Collate | None = None
+    num_workers: int = 0
+    prefetch: int | None = None
+    pin_memory: bool = False
+    deadline: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise SettingError(f"num_workers ({self.num_workers}) must be 0 or more")
+        if self.prefetch is not None and (self.prefetch < 1 or not self.num_workers):
+            raise SettingError(
+                f"prefetch ({self.prefetch}) must be at least 1, and needs loader processes: give num_workers, too"
+            )
+
+
 class Feed:
     """Gives a worker the examples that a plan assigns to it."""
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        order: Order,
-        *,
-        rank: int,
-        seed: int,
-        device: torch.device,
-        collate_fn: Collate | None,
-        num_workers: int,
-        prefetch: int | None,
-        pin_memory: bool,
-        deadline: float,
+        self, dataset: Dataset[Any], order: Order, rank: int, seed: int, device: torch.device, loading: Loading
     ) -> None:
-        if num_workers < 0:
-            raise SettingError(f"num_workers ({num_workers}) must be 0 or more")
-        if prefetch is not None and (prefetch < 1 or not num_workers):
-            raise SettingError(
-                f"prefetch ({prefetch}) must be at least 1, and needs loader processes: give num_workers, too"
-            )
-        if pin_memory and device.type == "cpu":
-            warnings.warn(
-                "pin_memory has no effect: it speeds up copies to a GPU, and the model is on the CPU", stacklevel=3
-            )
         self.length = check_dataset(dataset)
-        self._order, self._seed = order, seed
-        self._rank, self._device, self._pin = rank, device, pin_memory
+        self._order, self._rank, self._seed = order, rank, seed
+        self._device, self._pin = device, loading.pin_memory
+        if loading.pin_memory and device.type == "cpu":
+            warnings.warn(
+                "pin_memory has no effect: it speeds up copies to a GPU; the model is on the CPU", stacklevel=3
+            )
         self._permutations: dict[int, Tensor] = {}
         self._source: Source
-        tensors = tensors_of(dataset) if collate_fn is None and not num_workers else None
-        fetch = Fetch(dataset, collate_fn or default_collate, seed)
+        tensors = tensors_of(dataset) if loading.collate_fn is None and not loading.num_workers else None
+        fetch = Fetch(dataset, loading.collate_fn or default_collate, seed)
         if tensors is not None:
             self._source = Tensors(*tensors)
-        elif num_workers:
-            self._source = Loader(fetch, self._ids, num_workers, prefetch or 2, pin_memory, deadline)
+        elif loading.num_workers:
+            self._source = Loader(
+                fetch, self._ids, loading.num_workers, loading.prefetch or 2, loading.pin_memory, loading.deadline
+            )
         else:
             self._source = Inline(fetch)
 

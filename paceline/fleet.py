@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from paceline.errors import SettingError, WorkerLost, WorkersDisagree
+from paceline.errors import FleetError, SettingError, WorkerLost, WorkersDisagree
 from paceline.watch import SILENT, Watch
 
 __all__ = ["Fleet"]
@@ -87,6 +87,12 @@ class Fleet:
         if self.size > 1:
             self.wait(lambda: dist.broadcast(tensor, src=0, async_op=True), what)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FleetError(
+                "this run was closed, so that it cannot exchange anything with other workers; make a new Run"
+            )
+
     def broadcast_bytes(self, blob: bytes, what: str) -> bytes:
         """Give rank 0's bytes to all."""
         if self.size == 1:
@@ -106,6 +112,7 @@ class Fleet:
         Unlike a collective, this does not corrupt anything if only some workers call it: they stop with an error
         that names the others.
         """
+        self._check_open()
         if self._watch is None:
             return [blob]
         self._gathers += 1
@@ -120,6 +127,9 @@ class Fleet:
                     found[rank] = value
             missing = tuple(rank for rank in range(self.size) if rank not in found)
             if missing and (in_trouble or self._watch.trouble is None):
+                closed = [rank for rank in missing if self._watch.get(f"done/{rank}")]
+                if closed:
+                    self._watch.post((closed[0],), "has closed its run")
                 self._look_around(what, since, missing)
                 time.sleep(0.002 if time.monotonic() - since < 1 else 0.05)
         self._watch.attend(False)
@@ -146,6 +156,7 @@ class Fleet:
 
     def wait(self, start: Callable[[], dist.Work], what: str) -> None:
         """Start a collective and wait for it, not longer than the deadline."""
+        self._check_open()
         since = time.monotonic()
         try:
             work = start()
@@ -162,8 +173,8 @@ class Fleet:
         """Find out whose fault a broken connection is; takes a few heartbeats at most."""
         if self._watch is None:
             return WorkerLost(str(error), ranks=(), waited_for=what, seconds=time.monotonic() - since)
-        # Inside of DDP's backward pass torch's own limit is the only one; when it closes a worker's connections, the next
-        # worker sees them break.
+        # Inside of DDP's backward pass torch's own limit is the only one; when it closes a worker's connections, the
+        # next worker sees them break.
         late = "imed out" in str(error) or time.monotonic() - since > self.deadline
         self._watch.attend(True)
         end = time.monotonic() + 2 * SILENT
@@ -228,11 +239,10 @@ class Fleet:
             self._watch.attend(True)
             self._blame_who_left()
         if self._watch.trouble is None and waited > self.deadline:
-            ranks = tuple(self._watch.silent()) or missing
-            self._watch.post(
-                ranks,
-                self._describe(ranks, "gave no sign of life", f"the deadline of {self.deadline:g} s passed"),
-            )
+            silent = tuple(self._watch.silent())
+            ranks = silent or missing or self._watch.elsewhere()
+            happened = "gave no sign of life" if silent else "is alive, but late"
+            self._watch.post(ranks, self._describe(ranks, happened, f"the deadline of {self.deadline:g} s passed"))
         if self._watch.trouble is not None:
             raise self._error(what, since)
 

@@ -18,15 +18,21 @@ class OptimizerHooks:
     """Before ``optimizer.step()``: the gradients must be ready; the learning-rate rule applies. After: synchronise."""
 
     def __init__(
-        self, optimizer: Optimizer, current: Callable[[], Step | None], factor: Callable[[Step], float], sync: Sync
+        self,
+        optimizer: Optimizer,
+        known: frozenset[int],
+        current: Callable[[], Step | None],
+        factor: Callable[[Step], float],
+        sync: Sync,
     ) -> None:
         self._current, self._factor, self._sync = current, factor, sync
+        self._known, self._parameters = known, _count(optimizer)
         self._rates: list[Any] = []
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         ]
-        self.learning_rate = float(optimizer.param_groups[0]["lr"]) if "lr" in optimizer.param_groups[0] else 0.0
+        self.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0))
         """The learning rate of the first parameter group in the last step, with the factor of the rule."""
 
     def remove(self) -> None:
@@ -49,10 +55,16 @@ class OptimizerHooks:
                 f"optimizer.step(closure) in step {step.index} would compute gradients that nobody averages; call "
                 "optimizer.step() alone (optimizers that need a closure, such as LBFGS, cannot be used)"
             )
+        if _count(optimizer) != self._parameters:
+            self._refuse_strangers(optimizer)
         factor = self._factor(step)
-        self._rates = [group["lr"] for group in optimizer.param_groups]
-        self.learning_rate = float(self._rates[0]) * factor
+        self._rates = [group.get("lr") for group in optimizer.param_groups]
+        self.learning_rate = float(self._rates[0] or 0.0) * factor
         if factor != 1.0:
+            if None in self._rates:
+                raise LoopError(
+                    f"{type(optimizer).__name__} has no learning rate that a rule could multiply; use lr.Constant()"
+                )
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * factor
 
@@ -61,6 +73,19 @@ class OptimizerHooks:
         if step is None:
             return
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate
+            if rate is not None:
+                group["lr"] = rate
         step.phase = Phase.APPLIED
         self._sync.after_step(step.plan)
+
+    def _refuse_strangers(self, optimizer: Optimizer) -> None:
+        if any(id(p) not in self._known for group in optimizer.param_groups for p in group["params"]):
+            raise LoopError(
+                "the optimizer was given parameters after the run was made, whose gradients nobody averages; call "
+                "add_param_group before Run(…), or make a new Run"
+            )
+        self._parameters = _count(optimizer)
+
+
+def _count(optimizer: Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
-__all__ = ["__version__", "describe", "versions"]
+if TYPE_CHECKING:
+    from paceline.run import Run
+
+__all__ = ["__version__", "identity", "versions"]
 
 __version__ = "0.1.0"
 
@@ -18,6 +21,18 @@ def versions() -> dict[str, str]:
     return {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def describe(settings: Mapping[str, object]) -> dict[str, str]:
-    """Settings as text that is the same in every process: without the addresses of objects."""
-    return {name: re.sub(r" object at 0x[0-9a-f]+", "", repr(value)) for name, value in settings.items()}
+def identity(run: Run) -> dict[str, str]:
+    """What must be the same on all workers, as text."""
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in run.optimizer.param_groups]
+    length = {} if run.local_data else {"dataset length": run.length}
+    settings = {**length, **run.roles(), "seed": run.seed, "micro": run.micro, "local_data": run.local_data}
+    return {
+        "model": run.replica.shape(),
+        "optimizer": f"{type(run.optimizer).__name__} {groups}",
+        **{name: _without_addresses(value) for name, value in settings.items()},
+        **versions(),
+    }
+
+
+def _without_addresses(value: object) -> str:
+    return re.sub(r"( object)? at 0x[0-9a-f]+", "", repr(value))

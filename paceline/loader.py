@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from paceline.errors import PacelineError
 
 __all__ = ["Collate", "Fetch", "Inline", "Loader", "Piece", "Source", "Tensors", "tensors_of"]
 
@@ -48,16 +51,19 @@ class Fetch(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any], collate: Collate, seed: int) -> None:
         self.dataset, self.collate, self.seed = dataset, collate, seed
+        inner: Any = dataset
+        while type(inner) is Subset:  # a Subset has __getitems__ whether what it is a part of has it or not
+            inner = inner.dataset
+        self._together = hasattr(inner, "__getitems__")
 
     def __getitems__(self, key: list[int]) -> Any:
         """The collated micro-batch of ``[epoch, id, id, …]``; None for an empty key."""
         if not key:
             return None
         epoch, *ids = key
-        together: Callable[[list[int]], list[Any]] | None = getattr(self.dataset, "__getitems__", None)
-        if together is not None:
+        if self._together:
             self._seed(epoch, ids[0])
-            return self.collate(together(ids))
+            return self.collate(self.dataset.__getitems__(ids))  # type: ignore[attr-defined]
         examples = []
         for one in ids:
             self._seed(epoch, one)
@@ -142,7 +148,7 @@ class Loader:
         pin_memory: bool,
         deadline: float,
     ) -> None:
-        self._ids = ids
+        self._ids, self._deadline = ids, deadline
         self._guess: Iterator[Piece] = iter(())
         self._asked: deque[Piece | None] = deque()
         self._answers: Iterator[Any] | None = None
@@ -154,6 +160,7 @@ class Loader:
             prefetch_factor=prefetch,
             pin_memory=pin_memory,
             timeout=deadline,
+            worker_init_fn=_outlive_the_first_signal,
             generator=torch.Generator(),  # the loader draws a seed: not from the user's generator
         )
 
@@ -164,7 +171,17 @@ class Loader:
         if self._answers is None:
             self._answers = iter(self._loader)
         while True:
-            answer = next(self._answers)
+            try:
+                answer = next(self._answers)
+            except BaseException as error:
+                self._answers = None  # which answers are still to come is not known: begin anew
+                self._asked.clear()
+                if "DataLoader timed out" in str(error):
+                    raise PacelineError(
+                        f"the loader processes gave no micro-batch within the deadline of {self._deadline:g} s; raise "
+                        "the deadline, or look for what the data set waits for"
+                    ) from error
+                raise
             if self._asked.popleft() == piece:
                 return answer
 
@@ -192,6 +209,12 @@ class _Guesses:
     def __iter__(self) -> Iterator[list[int]]:
         while True:
             yield self._next_key()
+
+
+def _outlive_the_first_signal(worker: int) -> None:
+    """Ctrl-C and SIGTERM often go to all processes: the training still needs its data until it has stopped in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _as_it_is(batch: Any) -> Any:

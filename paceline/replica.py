@@ -33,6 +33,8 @@ class Replica:
                 "nobody would average their gradients; make them part of the module, or give Run the bare module"
             )
         self._all = [*named.values(), *((f"optimizer.{at}", p) for at, p in enumerate(extra))]
+        self.known = frozenset(id(p) for _, p in self._all)
+        """The ids of all parameters that belong to it."""
         # Where the buffers are, found once: walking through a large module in every step would be slow.
         self._slots = [
             (f"{path}.{key}".lstrip("."), owner, key)
@@ -56,6 +58,11 @@ class Replica:
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters; a user may freeze and thaw some between steps."""
         return [p for _, p in self._all if p.requires_grad]
+
+    @property
+    def extra(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that only the optimizer knows, trained or not."""
+        return [(name, p) for name, p in self._all if name.startswith("optimizer.")]
 
     @property
     def device(self) -> torch.device:

@@ -119,6 +119,10 @@ class Sync(Protocol):
     bytes_sent: int
     """What this worker handed to the network layer in the last exchange."""
 
+    @property
+    def counts_backward(self) -> bool:
+        """Whether every micro-batch must have a backward pass, even one of weight zero."""
+
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
         """Begin to serve this run."""
 

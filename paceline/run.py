@@ -16,15 +16,15 @@ from torch.utils.data import Dataset
 
 from paceline import snapshot
 from paceline.balance import Even
-from paceline.batch import Fixed
+from paceline.batch import as_policy
 from paceline.checkpoint import Checkpoint
 from paceline.clock import Clock
 from paceline.errors import Interrupted, LoopError, SettingError
-from paceline.feed import Feed, check_dataset
+from paceline.feed import Feed, Loading, check_dataset
 from paceline.fleet import Fleet
 from paceline.goal import Goal
 from paceline.hooks import OptimizerHooks
-from paceline.identity import describe, versions
+from paceline.identity import identity, versions
 from paceline.journal import Journal
 from paceline.loader import Collate
 from paceline.lr import Constant
@@ -98,37 +98,29 @@ class Run:
         length = check_dataset(dataset)
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
-        self.batch: Batch = Fixed(batch) if isinstance(batch, int) else batch
+        self.batch = as_policy(batch)
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
-        self._micro, self._local_data, self._seed, self._length = micro, local_data, seed, length
+        self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
         self._step: Step | None = None
         self._stop_wanted, self._stopping = False, 0
-        self._signals, self._warned = Signals(), False
+        self._signals, self._warned, self._closed = Signals(), False, False
         self.fleet = Fleet.join(deadline)
         try:
             self.replica = Replica(model, optimizer)
-            self.fleet.agree(self.identity())
+            self.fleet.agree(identity(self))
             self.replica.equalise(self.fleet)
             gathered = self.fleet.gather(str(length).encode(), "the lengths of the others' data sets")
-            self._lengths = tuple(map(int, gathered)) if local_data else (length,)
-            self.cursor = Cursor(Progress(), (0,) * len(self._lengths))
+            self.lengths = tuple(map(int, gathered)) if local_data else (length,)
+            self.cursor = Cursor(Progress(), (0,) * len(self.lengths))
             self._plan(self.cursor, None)  # a batch that cannot be split is an error now, not in the loop
             probe = probe or Probe()
             needs = [need for role in self.roles().values() if isinstance(role, Asker) for need in role.needs]
             probe.attach(self.replica.module, self.replica.parameters, frozenset(needs))
             self.sync.attach(self.fleet, self.replica, probe)
-            feed = Feed(
-                dataset,
-                order,
-                rank=self.fleet.rank,
-                seed=seed + (self.fleet.rank << 32 if local_data else 0),
-                device=self.replica.device,
-                collate_fn=collate_fn,
-                num_workers=num_workers,
-                prefetch=prefetch,
-                pin_memory=pin_memory,
-                deadline=deadline,
-            )
+            # Torch's generators use 32 bits of a seed.
+            own_seed = seed + (1_000_003 * self.fleet.rank if local_data else 0)
+            loading = Loading(collate_fn, num_workers, prefetch, pin_memory, deadline)
+            feed = Feed(dataset, order, self.fleet.rank, own_seed, self.replica.device, loading)
             self._journal = Journal(record, self.fleet.rank)
         except BaseException as error:
             self.fleet.fail(error)
@@ -136,7 +128,7 @@ class Run:
             raise
         self._observers = [role for role in self.roles().values() if isinstance(role, Observer)]
         self._parts = Machinery(self.fleet, feed, self.sync, probe, Clock(), scaler, self._wishes)
-        self._hooks = OptimizerHooks(optimizer, lambda: self._step, self._factor, self.sync)
+        self._hooks = OptimizerHooks(optimizer, self.replica.known, lambda: self._step, self._factor, self.sync)
 
     @property
     def progress(self) -> Progress:
@@ -147,12 +139,6 @@ class Run:
         """The roles by name."""
         return {"order": self.order, "batch": self.batch, "balance": self.balance, "sync": self.sync, "lr": self.lr}
 
-    def identity(self) -> dict[str, str]:
-        """What must be the same on all workers."""
-        length = {} if self._local_data else {"dataset length": self._length}
-        settings = {**self.roles(), "seed": self._seed, "micro": self._micro, "local_data": self._local_data}
-        return {"model": self.replica.shape(), **describe({**length, **settings}), **versions()}
-
     def steps(
         self, *, epochs: int | None = None, examples: int | None = None, steps: int | None = None
     ) -> Iterator[Step]:
@@ -161,8 +147,14 @@ class Run:
         The count is from the beginning of the run, also when it was resumed: the same call ends at the same place.
         """
         goal = Goal(epochs=epochs, examples=examples, steps=steps)
+        if self._closed or self._step is not None:
+            why = "the run was closed" if self._closed else "another loop over run.steps() has not ended"
+            raise LoopError(f"run.steps cannot begin: {why}")
+        return self._steps(goal)
+
+    def _steps(self, goal: Goal) -> Iterator[Step]:
         numbers = sum(p.numel() for p in self.replica.parameters)
-        facts = (self.fleet.size, numbers, sum(self._lengths), self.identity(), versions(), goal.as_progress())
+        facts = (self.fleet.size, numbers, sum(self.lengths), identity(self), versions(), goal.as_progress())
         self._journal.write(Started(time.time(), *facts))
         self._parts.clock.free()
         reason = "left"
@@ -171,7 +163,7 @@ class Run:
                 while not goal.reached(self.progress) and not self._stopping:
                     self._journal.begin_step()
                     plan = self._plan(self.cursor, goal)
-                    ends = advance(self.cursor, plan, self._lengths).progress.epoch > plan.epoch
+                    ends = advance(self.cursor, plan, self.lengths).progress.epoch > plan.epoch
                     self._step = Step(self._parts, plan, ends, lambda plan=plan: self._foresee(plan, goal))  # type: ignore[misc]
                     yield self._step
                     self._close_step(self._step)
@@ -211,6 +203,10 @@ class Run:
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: all workers must call it, at the end of the loop's body or outside of the loop."""
         if self._step is not None:
+            if self._step.phase is Phase.READY and self.scaler is None:
+                raise LoopError(
+                    f"run.save was called before optimizer.step() in step {self._step.index}; call it after"
+                )
             self._close_step(self._step)
         began = time.perf_counter()
         path, size = snapshot.save(self, Path(path))
@@ -236,8 +232,10 @@ class Run:
 
     def close(self) -> None:
         """Remove all hooks, end loader processes and records, leave the fleet."""
+        self._closed = True
         self._hooks.remove()
         self.sync.detach()
+        self._parts.probe.detach()
         self._parts.feed.close()
         self._journal.close()
         self.fleet.close()
@@ -253,15 +251,15 @@ class Run:
     def _plan(self, cursor: Cursor, goal: Goal | None) -> Plan:
         size = self.batch.size(cursor.progress)
         left = goal.left(cursor.progress) if goal else None
-        return cut(cursor, self._lengths, self.fleet.size, size, self.balance.split, self._micro, left)
+        return cut(cursor, self.lengths, self.fleet.size, size, self.balance.split, self.micro, left)
 
     def _foresee(self, plan: Plan, goal: Goal) -> Iterator[Plan]:
         """The plans that follow if no role changes its mind."""
-        cursor = advance(self.cursor, plan, self._lengths)
+        cursor = advance(self.cursor, plan, self.lengths)
         while not goal.reached(cursor.progress):
             plan = self._plan(cursor, goal)
             yield plan
-            cursor = advance(cursor, plan, self._lengths)
+            cursor = advance(cursor, plan, self.lengths)
 
     def _close_step(self, step: Step) -> None:
         """The body of the loop is done: learn from the step, and move on."""
@@ -273,7 +271,7 @@ class Run:
             self._warned = True
             warnings.warn(f"optimizer.step() was not called in step {step.index}: nothing was learnt", stacklevel=3)
         assert step.round is not None
-        self.cursor = advance(self.cursor, step.plan, self._lengths)
+        self.cursor = advance(self.cursor, step.plan, self.lengths)
         for observer in self._observers:
             observer.observe(step.round)
         self._stopping = int(max(note.stop for note in step.round.notes))

@@ -14,6 +14,7 @@ import torch
 
 from paceline import checkpoint
 from paceline.errors import CheckpointError
+from paceline.identity import identity
 from paceline.planner import Cursor
 from paceline.roles import Stateful
 
@@ -56,10 +57,11 @@ def take(run: Run) -> dict[str, Any]:
     random_states = run.fleet.gather(_pack(_random_state()), "the random states of all workers for a checkpoint")
     return {
         "workers": run.fleet.size,
-        "identity": run.identity(),
+        "identity": identity(run),
         "cursor": msgspec.to_builtins(run.cursor),
+        "lengths": run.lengths,
         "model": run.replica.module.state_dict(),
-        "extra_parameters": {name: p.detach() for name, p in run.replica.named if name.startswith("optimizer.")},
+        "extra_parameters": {name: p.detach() for name, p in run.replica.extra},
         "optimizer_kind": type(run.optimizer).__name__,
         "optimizer": run.optimizer.state_dict(),
         "scaler": None if run.scaler is None else run.scaler.state_dict(),
@@ -79,9 +81,8 @@ def restore(run: Run, tree: Mapping[str, Any]) -> Cursor:
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint is of another model or optimizer: {error}") from error
     with torch.no_grad():
-        for name, parameter in run.replica.named:
-            if name in tree["extra_parameters"]:
-                parameter.copy_(tree["extra_parameters"][name])
+        for name, parameter in run.replica.extra:
+            parameter.copy_(tree["extra_parameters"][name])
     if run.scaler is not None and tree["scaler"] is not None:
         run.scaler.load_state_dict(tree["scaler"])
     for name, role in run.roles().items():
@@ -101,12 +102,13 @@ def _raise_together(run: Run, trouble: bytes, what: str) -> None:
 
 
 def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
-    if len(cursor.taken) > 1 and tree["workers"] != run.fleet.size:
+    if len(cursor.taken) != len(run.lengths) or (len(cursor.taken) > 1 and tuple(tree["lengths"]) != run.lengths):
         raise CheckpointError(
-            f"the checkpoint is of {tree['workers']} workers with data of their own, but {run.fleet.size} resume it; "
-            "each worker's place in its data is known only to the same number of workers"
+            f"the checkpoint is of {tree['workers']} workers and data sets of {list(tree['lengths'])} examples, but "
+            f"{run.fleet.size} workers with {list(run.lengths)} resume it; where workers have data of their own, "
+            "number and lengths must be the same"
         )
-    mine = run.identity()
+    mine = identity(run)
     keys = ["model"]
     if any(cursor.taken):  # in the middle of an epoch the rest of it must be the same examples
         keys += ["dataset length", "order", "seed"]

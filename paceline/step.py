@@ -135,7 +135,10 @@ class Step:
         parts.probe.before_backward()
         since = time.monotonic()
         try:
-            scaled.backward()  # type: ignore[no-untyped-call]
+            # A mean over nothing (padding alone) may be NaN, and so its gradient, even times zero: leave it out. Not
+            # under DDP, which counts backward passes.
+            if weight or parts.sync.counts_backward:
+                scaled.backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if parts.fleet.size > 1 and (isinstance(error, dist.DistBackendError) or "gloo" in str(error)):
                 raise parts.fleet.lost(f"the gradients of step {self.index}", since, error) from error
@@ -184,7 +187,7 @@ class Step:
             plan=plan.digest(),
             examples=plan.counts[parts.fleet.rank],
             weight=sum(weight for _, weight in self._losses),
-            loss=sum(float(loss) * weight for loss, weight in self._losses),
+            loss=sum(float(loss) * weight for loss, weight in self._losses if weight),
             stop=stop,
             save=save,
             load_seconds=parts.clock.load,

@@ -84,6 +84,11 @@ class Watch:
         beats = list(self._beats.items())
         return {rank: now - at for rank, (_, at) in beats if now - at >= SILENT}
 
+    def elsewhere(self) -> tuple[int, ...]:
+        """The workers that were doing something else than this one when they were last heard."""
+        mine = self._doing[:2]
+        return tuple(rank for rank, (beat, _) in list(self._beats.items()) if (beat.step, beat.doing) != mine)
+
     def last_words(self, rank: int) -> str:
         """What a worker said last, for error messages."""
         if rank not in self._beats:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,8 @@ class NoLength(Dataset[Any]):
     [
         ({"micro": 0}, r"micro \(0\) must be at least 1"),
         ({"batch": 0}, r"a batch of 0 is not possible"),
-        ({"batch": True}, r"a batch of True is not possible"),
+        ({"batch": True}, r"batch=True is neither a whole number nor a batch policy"),
+        ({"batch": 8.0}, r"batch=8\.0 is neither a whole number nor a batch policy"),
         ({"batch": pl.batch.Fixed(8), "deadline": 0}, r"deadline \(0\) must be a positive number of seconds"),
         ({"dataset": TensorDataset(torch.zeros(0, 6))}, r"the data set \(TensorDataset\) is empty"),
         ({"dataset": Stream()}, r"Stream is an iterable data set; .* map-style"),
@@ -74,7 +76,7 @@ def test_schedule(stages: dict[int, int], says: str) -> None:
 @pytest.mark.parametrize("goal", [{}, {"epochs": 1, "steps": 2}, {"steps": -1}, {"epochs": 0.5}])
 def test_goal(goal: dict[str, Any]) -> None:
     with make() as run, pytest.raises(pl.SettingError, match=r"run\.steps"):
-        next(run.steps(**goal))
+        run.steps(**goal)
 
 
 class Unfair:
@@ -103,6 +105,15 @@ def one_worker_is_different(what: str) -> None:
         make(order=pl.order.Sequential() if odd else pl.order.Shuffle())
     elif what == "batch":
         make(batch=1)
+    elif what == "lr":
+        model = mlp()
+        pl.Run(model, torch.optim.SGD(model.parameters(), lr=0.2 if odd else 0.1), data(40), batch=8)
+    elif what == "frozen":
+        model = mlp()
+        assert isinstance(model, nn.Sequential)
+        model[0].requires_grad_(not odd)
+        run = make(model=model)
+        train(run, model, steps=1)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +131,12 @@ def one_worker_is_different(what: str) -> None:
             "WorkersDisagree",
             r"the order differs between workers \(ranks 0, 2: Shuffle\(\); rank 1: Sequential\(\)\)",
         ),
+        (
+            "lr",
+            "WorkersDisagree",
+            r"the optimizer differs between workers \(ranks 0, 2: SGD .*'lr': 0.1.*; rank 1: SGD .*0.2",
+        ),
+        ("frozen", "WorkersDisagree", r"the set of trained parameters differs between workers \(ranks 0, 2: 4 of"),
         ("batch", "SettingError", r"batch \(1\) is below the number of workers \(3\)"),
     ],
 )
@@ -216,6 +233,33 @@ def test_optimizer_is_not_called_or_called_twice() -> None:
             run.optimizer.step()
 
 
+def test_a_numpy_number_is_a_number() -> None:
+    with make(batch=np.int64(8)) as run:
+        assert run.batch == pl.batch.Fixed(8)
+
+
+def test_parameters_that_come_later() -> None:
+    with make() as run:
+        train(run, run.model, steps=1)
+        run.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        with pytest.raises(pl.LoopError, match="was given parameters after the run was made"):
+            train(run, run.model, steps=2)
+
+
+def test_loops_within_loops_and_after_the_end() -> None:
+    with make() as run:
+        outer = run.steps(steps=3)
+        next(outer)
+        with pytest.raises(pl.LoopError, match=r"another loop over run\.steps\(\) has not ended"):
+            run.steps(steps=3)
+        outer.close()  # type: ignore[attr-defined]
+        train(run, run.model, steps=1)
+    with pytest.raises(pl.LoopError, match="the run was closed"):
+        run.steps(steps=3)
+    with pytest.raises(pl.FleetError, match="this run was closed"):
+        run.save("anywhere")
+
+
 def test_an_optimizer_with_a_closure() -> None:
     model = mlp()
     optimizer = torch.optim.LBFGS(model.parameters())
@@ -285,6 +329,17 @@ def test_save_in_the_middle_of_a_step(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_save_before_the_optimizer_has_stepped(tmp_path: Path) -> None:
+    with make() as run:
+        steps = run.steps(steps=1)
+        for x, y in (step := next(steps)):
+            step.backward(F.cross_entropy(run.model(x), y))
+        with pytest.raises(pl.LoopError, match=r"run\.save was called before optimizer\.step\(\) in step 0"):
+            run.save(tmp_path / "early.ckpt")
+        run.optimizer.step()
+        assert run.save(tmp_path / "right.ckpt").exists()
+
+
 def test_resume_from_nothing(tmp_path: Path) -> None:
     with make() as run:
         with pytest.raises(pl.CheckpointError, match="no such file or folder"):
@@ -305,6 +360,7 @@ def test_resume_what_does_not_fit(tmp_path: Path) -> None:
             r"the order of the checkpoint is Shuffle\(\), but the run's is Sequential\(\)",
         ),
         ({"scaler": torch.amp.GradScaler("cpu")}, "GradScaler"),
+        ({"stateful": {"more": torch.optim.swa_utils.AveragedModel(mlp())}}, "the objects in `stateful`"),
     ]
     for settings, says in cases:
         with make(**settings) as run:

@@ -1,5 +1,5 @@
 """How many examples a step takes, all workers together."""
 
-from paceline.batch.fixed import Fixed, Schedule
+from paceline.batch.fixed import Fixed, Schedule, as_policy
 
-__all__ = ["Fixed", "Schedule"]
+__all__ = ["Fixed", "Schedule", "as_policy"]

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
+from typing import cast
 
 from paceline.errors import SettingError
 from paceline.records import Progress
+from paceline.roles import Batch
 
-__all__ = ["Fixed", "Schedule"]
+__all__ = ["Fixed", "Schedule", "as_policy"]
+
+
+def as_policy(batch: int | Batch) -> Batch:
+    """What ``Run(batch=…)`` takes: a policy as it is, a whole number as :class:`Fixed`."""
+    if callable(getattr(batch, "size", None)):
+        return cast(Batch, batch)
+    if isinstance(batch, bool) or not isinstance(batch, Integral):
+        raise SettingError(f"batch={batch!r} is neither a whole number nor a batch policy; give one, as in batch=64")
+    return Fixed(int(batch))
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,9 @@ class Probe:
 
     def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter], needs: frozenset[Need]) -> None:
         """Begin to serve a run: measure the gradients of these parameters if anybody needs it."""
+        if self._meter is not None:
+            raise SettingError("this Probe serves another run that is not closed; make one for each run")
         self._layout = Layout(parameters)
-        self._meter = None
         if not needs and not self.always:
             return
         if len({parameter.device for parameter in parameters}) > 1:
@@ -84,6 +85,10 @@ class Probe:
             self._meter = ExampleMeter(module, self._layout, self._mapping(), keep, self.unit)
         else:
             self._meter = MicroBatchMeter(self._layout, self._mapping(), keep)
+
+    def detach(self) -> None:
+        """End to serve it."""
+        self._meter = None
 
     def begin(self, micro_batches: int) -> None:
         """Begin a step in which this worker has so many micro-batches."""

@@ -42,6 +42,7 @@ class AllReduce:
                 f"AllReduce adds up what {type(self.codec).__name__} encodes, which is not linear; use Identity"
             )
         self.bytes_sent = 0
+        self._attached = False
         self._overlap: Overlap | None = None
 
     def __repr__(self) -> str:
@@ -49,6 +50,9 @@ class AllReduce:
 
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
         """Begin to serve a run."""
+        if self._attached:
+            raise SettingError("this AllReduce serves another run that is not closed; make one for each run")
+        self._attached = True
         self._fleet, self._replica = fleet, replica
         self._notes = NotesTable(fleet.rank, fleet.size)
         self._buffers = BufferAverage(replica)
@@ -63,8 +67,15 @@ class AllReduce:
 
     def detach(self) -> None:
         """End to serve it."""
+        self._attached = False
         if self._overlap:
             self._overlap.detach()
+            self._overlap = None
+
+    @property
+    def counts_backward(self) -> bool:
+        """DDP does; a plain module does not."""
+        return self._overlap is not None
 
     def factor(self, plan: Plan, weight: float) -> float:
         """What a micro-batch's mean loss is multiplied by, so that the plain mean over workers is the weighted one."""
@@ -75,8 +86,16 @@ class AllReduce:
         if self._overlap is None:
             return nullcontext()
         self._overlap.begin()
-        assert self._replica.ddp is not None
-        return nullcontext() if last and _all_work(plan) else self._replica.ddp.no_sync()
+        ddp = self._replica.ddp
+        assert ddp is not None
+        if last and _all_work(plan):
+            return nullcontext()
+        if ddp.static_graph:
+            raise SettingError(
+                "DistributedDataParallel(static_graph=True) cannot leave out the synchronisation of a micro-batch; use "
+                "static_graph=False, or a micro that takes a worker's whole share at once"
+            )
+        return ddp.no_sync()
 
     def after_backward(self) -> float:
         """Seconds at the end of the backward pass that were communication, not computation."""

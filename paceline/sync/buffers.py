@@ -3,7 +3,8 @@
 Every worker updates its own copy from its own examples; at each synchronisation they become the average of all
 copies, weighted by examples. What travels is the change since the last synchronisation, so a buffer that did not
 change is not rounded either. A buffer takes part once it has changed on any worker: constants (masks, position
-tables) cost one number. Buffers that are not floating point (counters) stay each worker's own.
+tables) cost one number. Buffers that are not floating point (counters), or that change their shape (caches), stay each
+worker's own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.replica import Replica
 from paceline.sync.notes import Numbers
@@ -46,7 +48,7 @@ class BufferAverage:
             return
         buffers = self._buffers()
         # By value: BatchNorm's kernels write running statistics without raising the tensors' version.
-        changed = [name in self.live or not torch.equal(buffers[name], self._base[name]) for name in self._names]
+        changed = [name in self.live or self._has_changed(name, buffers[name]) for name in self._names]
         parts = [self._change(name, buffers[name]).cpu().numpy() for name in self.live]
         out[:] = np.concatenate([changed, *parts])
 
@@ -76,15 +78,30 @@ class BufferAverage:
     def _buffers(self) -> dict[str, Tensor]:
         return {name: buffer for name, buffer in self._replica.buffers() if name in self._names}
 
+    def _has_changed(self, name: str, buffer: Tensor) -> bool:
+        base = self._base[name]
+        return buffer.shape == base.shape and not torch.equal(buffer, base)
+
     def _change(self, name: str, buffer: Tensor) -> Tensor:
         base = self._base[name]
-        change = torch.where(buffer == base, 0.0, buffer.double() - base.double())  # an infinity stays what it is
-        return (change * self.share).reshape(-1).float()
+        if buffer.shape != base.shape:
+            raise SettingError(
+                f"the buffer {name} was averaged with shape {tuple(base.shape)} and now has {tuple(buffer.shape)}; "
+                "keep what changes its shape in a plain attribute instead of a buffer"
+            )
+        if not self.share:  # nothing times infinity is not nothing
+            return torch.zeros(base.numel(), device=base.device)
+        return ((buffer.double() - _start(base)) * self.share).reshape(-1).float()
 
     def _apply(self, names: Sequence[str], changes: Tensor) -> None:
         buffers = self._buffers()
         with torch.no_grad():
             for name, change in zip(names, torch.split(changes, [self._base[n].numel() for n in names]), strict=True):
                 base = self._base[name]
-                base.copy_(base.double() + change.to(base.device).double().view(base.shape))
+                base.copy_(_start(base) + change.to(base.device).double().view(base.shape))
                 buffers[name].copy_(base)
+
+
+def _start(base: Tensor) -> Tensor:
+    """What changes are counted from: the last common value, or zero where that is infinite."""
+    return torch.where(base.isfinite(), base, 0.0).double()

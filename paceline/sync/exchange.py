@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
@@ -78,6 +79,10 @@ class Exchange:
         riders = [presence, *self._riders]
         layout = ([id(p) for p in parameters], sum(rider.numel for rider in riders))
         if layout != self._layout:
+            names = [name for name, _ in self._replica.named]
+            self._fleet.agree(
+                {"set of trained parameters": f"{len(names)} of digest {zlib.crc32(repr(names).encode())}"}
+            )
             self._lay_out(parameters, layout[1])
             self._layout = layout
         for flat in self._flats:

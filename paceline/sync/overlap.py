@@ -55,7 +55,8 @@ class Overlap:
                 "gradients before they are averaged; remove the hook, give Run the bare module, or use roles that do "
                 "not ask the probe"
             )
-        self._state.probe = probe if probe.active else None
+        self._probe = probe if probe.active else None
+        self._state.probe = self._probe
 
     def begin(self) -> None:
         """A step begins."""
@@ -82,8 +83,9 @@ class Overlap:
         return self._state.bytes_sent
 
     def detach(self) -> None:
-        """Let the hook do nothing but average."""
-        self._state.probe = None
+        """Let the hook do nothing but average, unless it serves another run by now."""
+        if self._state.probe is self._probe:
+            self._state.probe = None
 
 
 def _average(state: _HookState, bucket: GradBucket) -> torch.futures.Future[Tensor]:

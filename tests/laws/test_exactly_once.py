@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import paceline as pl
-from paceline.feed import Feed
+from paceline.feed import Feed, Loading
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Plan, Progress
 from tests.pool import Pool
@@ -95,20 +96,8 @@ def feeds(situation: dict[str, Any], tensors: bool, num_workers: int = 0, prefet
     for rank in range(situation["workers"]):
         length = lengths[rank] if local else lengths[0]
         dataset: Dataset[Any] = TensorDataset(torch.arange(float(length))[:, None]) if tensors else Numbered(length)
-        made.append(
-            Feed(
-                dataset,
-                situation["order"],
-                rank=rank,
-                seed=11,
-                device=torch.device("cpu"),
-                collate_fn=None,
-                num_workers=num_workers,
-                prefetch=prefetch,
-                pin_memory=False,
-                deadline=30.0,
-            )
-        )
+        loading = Loading(num_workers=num_workers, prefetch=prefetch, deadline=30.0)
+        made.append(Feed(dataset, situation["order"], rank, 11, torch.device("cpu"), loading))
     return made
 
 
@@ -196,11 +185,12 @@ class Noisy(Dataset[Any]):
         return torch.tensor([at + torch.rand(()).item(), random.random(), float(np.random.rand())])
 
 
-def augmented(num_workers: int, micro: int) -> list[list[float]]:
+def augmented(num_workers: int, micro: int, subset: bool, local: bool) -> list[list[float]]:
     model = torch.nn.Linear(3, 1)
     rows: list[list[float]] = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with pl.Run(model, optimizer, Noisy(), batch=4, micro=micro, num_workers=num_workers) as run:
+    dataset: Dataset[Any] = Subset(Noisy(), range(12)) if subset else Noisy()
+    with pl.Run(model, optimizer, dataset, batch=4, micro=micro, num_workers=num_workers, local_data=local) as run:
         before = torch.get_rng_state()
         for step in run.steps(epochs=2):
             optimizer.zero_grad()
@@ -213,11 +203,51 @@ def augmented(num_workers: int, micro: int) -> list[list[float]]:
 
 
 def test_augmentation_depends_on_the_example_alone(pool: Pool) -> None:
-    (alone,) = pool.run(1, augmented, 0, 4)
+    (alone,) = pool.run(1, augmented, 0, 4, False, False)
     assert len({row[0] for row in alone}) == 24  # other random numbers in the second epoch
-    for workers, num_workers, micro in [(1, 2, 3), (2, 0, 1)]:
-        rows = itertools.chain(*pool.run(workers, augmented, num_workers, micro))
+    for workers, num_workers, micro, subset in [(1, 2, 3, False), (2, 0, 1, False), (1, 0, 3, True)]:
+        rows = itertools.chain(*pool.run(workers, augmented, num_workers, micro, subset, False))
         assert sorted(rows) == sorted(alone)
+
+
+def test_own_streams_differ(pool: Pool) -> None:
+    """Workers with equal data of their own go through it in different orders, with different augmentation."""
+    first, second = pool.run(2, augmented, 0, 4, False, True)
+    assert [int(row[0]) for row in first] != [int(row[0]) for row in second]
+    assert not {row[1] for row in first} & {row[1] for row in second}
+
+
+class Flaky(Numbered):
+    """The loader process raises once for example 5."""
+
+    def __init__(self, length: int, mark: Path) -> None:
+        super().__init__(length)
+        self.mark = mark
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        if at == 5 and not self.mark.exists():
+            self.mark.touch()
+            raise OSError("a passing trouble")
+        return super().__getitem__(at)
+
+
+def test_a_loader_that_raised_once_gives_the_right_examples_afterwards(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    seen: list[int] = []
+    dataset = Flaky(24, tmp_path / "raised")
+    with pl.Run(model, optimizer, dataset, batch=4, order=pl.order.Sequential(), num_workers=1) as run:
+        for attempt in range(2):
+            try:
+                for step in run.steps(epochs=1):
+                    optimizer.zero_grad()
+                    for x in step:
+                        step.backward(model(x).mean())
+                        seen += x.reshape(-1).int().tolist()
+                    optimizer.step()
+            except OSError:
+                assert attempt == 0
+    assert seen == list(range(24))
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -56,6 +56,7 @@ def test_it_can_serve_another_run() -> None:
         probe.attach(model, trainable(model), VARIANCE)
         assert probe.numbers() == (0, 0.0)
         drive(probe, model, cut(small_batch(4), [2, 2]))
+        probe.detach()
     probe.attach(model, trainable(model), frozenset())
     assert not probe.active
 

@@ -306,3 +306,101 @@ def unscaled() -> Tensor:
     with pl.Run(model, optimizer, data(60), batch=12) as run:
         train(run, model, steps=5)
     return flat(model)
+
+
+class Extremes(nn.Module):
+    """A minimum that begins at infinity, a mask that is infinite for ever, and a table that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.linear = nn.Linear(6, 3)
+        self.lowest: Tensor
+        self.table: Tensor
+        self.register_buffer("lowest", torch.full((2,), float("inf")))
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lowest = torch.stack([torch.minimum(self.lowest[0], x.min()), self.lowest[1]])
+        self.table = torch.arange(float(len(self.table) + 1))
+        out: Tensor = self.linear(x)
+        return out
+
+
+def extremes() -> list[Tensor]:
+    model = Extremes()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lowest = []
+    with pl.Run(model, optimizer, data(48), batch=12, order=pl.order.Sequential()) as run:
+        train(run, model, steps=2, each=lambda step: lowest.append(model.lowest.clone()))
+    assert len(model.table) == 3
+    return lowest
+
+
+def test_buffers_that_are_infinite_or_grow(pool: Pool) -> None:
+    x, _ = data(48).tensors
+    first = (x[:6].min() + x[6:12].min()) / 2  # the average of what each worker saw
+    for lowest in pool.run(2, extremes):
+        assert lowest[0][0].item() == pytest.approx(first.item())
+        assert lowest[1][0] <= lowest[0][0]
+        assert lowest[1][1] == float("inf")
+
+
+def shared_objects(what: str) -> None:
+    sync, probe = pl.sync.AllReduce(), pl.Probe(always=True)
+    first, second = mlp(), mlp()
+    settings: dict[str, Any] = {"sync": sync} if what == "sync" else {"probe": probe}
+    with pl.Run(first, torch.optim.SGD(first.parameters(), lr=0.1), data(40), batch=8, **settings) as run:
+        train(run, first, steps=2)
+        with pytest.raises(pl.SettingError, match="serves another run that is not closed"):
+            pl.Run(second, torch.optim.SGD(second.parameters(), lr=0.1), data(40), batch=8, **settings)
+    with pl.Run(second, torch.optim.SGD(second.parameters(), lr=0.1), data(40), batch=8, **settings) as run:
+        train(run, second, steps=2)
+    assert torch.equal(flat(first), flat(second))
+
+
+@pytest.mark.parametrize("what", ["sync", "probe"])
+def test_an_object_serves_one_run_at_a_time(what: str) -> None:
+    shared_objects(what)
+
+
+def static_graph(micro: int | None) -> None:
+    dist.init_process_group("gloo")
+    model = mlp()
+    ddp = DistributedDataParallel(model, static_graph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pl.Run(ddp, optimizer, data(48), batch=12, micro=micro) as run:
+        train(run, ddp, steps=3)
+
+
+def test_static_graph_takes_whole_shares_only(pool: Pool) -> None:
+    assert pool.run(2, static_graph, None) == [None, None]
+    for outcome in pool.outcomes(2, static_graph, 2):
+        assert outcome.kind == "SettingError"
+        assert "static_graph=False" in outcome.text
+
+
+def padding_alone() -> Tensor:
+    """Some micro-batches hold nothing but padding: the mean over nothing is NaN, and counts for nothing."""
+    x, y = data(24).tensors
+    y = y.clone()
+    y[::2] = -100
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dataset = torch.utils.data.TensorDataset(x, y)
+    with pl.Run(model, optimizer, dataset, batch=4, micro=1, order=pl.order.Sequential()) as run:
+        for step in run.steps(epochs=1):
+            optimizer.zero_grad()
+            for a, b in step:
+                real = int((b != -100).sum())
+                step.backward(F.cross_entropy(model(a), b), weight=real)
+            assert step.loss == step.loss  # not NaN
+            optimizer.step()
+    return flat(model)
+
+
+def test_a_micro_batch_of_padding(pool: Pool) -> None:
+    first, second = pool.run(2, padding_alone)
+    assert torch.isfinite(first).all()
+    assert torch.equal(first, second)
+    torch.testing.assert_close(pool.run(1, padding_alone)[0], first, rtol=0, atol=1e-6)
