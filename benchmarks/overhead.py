@@ -27,7 +27,9 @@ from paceline.tasks.models import LeNet, ResNet
 EXAMPLES = 4096
 BATCH = 64
 FOREVER = 10**9
-STEPS = {"lenet": 20, "resnet": 4}  # in a block: a fraction of a second, so that blocks meet the same disturbances
+# Blocks are short, so that those of a round meet the same disturbances, and many, since each is noisy.
+ROUNDS = {"lenet": 300, "resnet": 40}
+STEPS = {"lenet": 5, "resnet": 1}
 
 
 def by_hand(model: nn.Module, dataset: TensorDataset, micro_batches: int) -> bench.Block:
@@ -118,14 +120,14 @@ def worker(name: str, rounds: int, steps: int, out: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=float, default=1.0, help="multiple of the usual number of rounds")
     parser.add_argument("--model", choices=list(STEPS), action="append", help="default: both")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for name in options.model or STEPS:
         with tempfile.TemporaryDirectory() as folder:
             out = str(Path(folder) / "seconds.pt")
-            bench.launch(2, worker, name, options.rounds, STEPS[name], out)
+            bench.launch(2, worker, name, max(2, round(options.rounds * ROUNDS[name])), STEPS[name], out)
             seconds = torch.load(out, weights_only=True)
         alone = {key: times for key, times in seconds.items() if "2 micro" not in key}
         split = {key: times for key, times in seconds.items() if "2 micro" in key}

@@ -121,15 +121,17 @@ class Fleet:
         since = time.monotonic()
         found: dict[int, bytes] = {self.rank: blob}
         while len(found) < self.size:
-            in_trouble = self._watch.trouble is not None  # looked at first: who raised may have put its part up before
+            # Looked at first: who raised or closed its run may have put its part up before.
+            in_trouble = self._watch.trouble is not None
+            gone = [rank for rank in range(self.size) if rank not in found and self._watch.get(f"done/{rank}")]
             for rank in range(self.size):
                 if rank not in found and (value := self._watch.get(f"{prefix}/{rank}")) is not None:
                     found[rank] = value
             missing = tuple(rank for rank in range(self.size) if rank not in found)
+            if gone := [rank for rank in gone if rank in missing]:
+                self._watch.post((gone[0],), "has closed its run")
+                in_trouble = True
             if missing and (in_trouble or self._watch.trouble is None):
-                closed = [rank for rank in missing if self._watch.get(f"done/{rank}")]
-                if closed:
-                    self._watch.post((closed[0],), "has closed its run")
                 self._look_around(what, since, missing)
                 time.sleep(0.002 if time.monotonic() - since < 1 else 0.05)
         self._watch.attend(False)

@@ -141,6 +141,9 @@ class Sync(Protocol):
     def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...]:
         """Make the gradients ready for the optimizer and give the notes of all workers."""
 
+    def flat_gradients(self) -> Sequence[Tensor] | None:
+        """The gradients after ``before_step`` in as few tensors as possible; None where they are only in ``.grad``."""
+
     def after_step(self, plan: Plan) -> None:
         """The optimizer has stepped."""
 

@@ -204,7 +204,7 @@ class Step:
         stats = None
         if parts.probe.active:
             scale = parts.scaler.get_scale() if parts.scaler is not None else 1.0
-            stats = gradient_stats(notes, parts.probe.mean_sqnorm(scale))
+            stats = gradient_stats(notes, parts.probe.mean_sqnorm(scale, parts.sync.flat_gradients()))
         self.round = Round(plan=plan, notes=notes, stats=stats)
         self.phase = Phase.READY
 

@@ -48,7 +48,12 @@ def joined(pieces: list[Tensor]) -> Tensor:
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:
     """Euclidean norm of all tensors together, in at least single precision, left on their device."""
-    flat = [joined(pieces) for pieces in portions(tensors, PIECE)]
+    flat: list[Tensor] = []
+    for tensor in tensors:
+        if tensor.numel() <= PIECE:
+            flat.append(tensor)
+        else:
+            flat.extend(piece for part in _flat(tensor, PIECE) for piece in torch.split(part, PIECE))
     if not flat:
         return torch.zeros(())
     double = any(part.dtype == torch.float64 for part in flat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -141,11 +141,14 @@ class Probe:
         """The inner products of the gradients of all pairs of this worker's units of the step."""
         return self._measuring().tally.gram()
 
-    def mean_sqnorm(self, scale: float) -> float:
-        """Squared norm of the present ``.grad`` divided by ``scale``: exact, no sketch. NaN while not active."""
+    def mean_sqnorm(self, scale: float, gradients: Iterable[Tensor] | None = None) -> float:
+        """Squared norm of the present ``.grad`` divided by ``scale``: exact, no sketch. NaN while not active.
+
+        ``gradients`` are the same numbers in fewer tensors, where the caller has them.
+        """
         if self._meter is None:
             return math.nan
-        unscaled = float(norm(self._layout.gradients().values())) / scale
+        unscaled = float(norm(self._layout.gradients().values() if gradients is None else gradients)) / scale
         return unscaled * unscaled
 
     def _mapping(self) -> LinearMap:

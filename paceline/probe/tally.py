@@ -27,7 +27,7 @@ class Layout:
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """The gradients that there are: a parameter without one counts as zero everywhere."""
-        return {each: each.grad.detach() for each in self.parameters if each.grad is not None}
+        return {each: gradient for each in self.parameters if (gradient := each.grad) is not None}
 
     def image(self, mapping: LinearMap, gradients: dict[nn.Parameter, Tensor]) -> Tensor:
         """The image of the flat gradient that is made of these."""
@@ -77,7 +77,11 @@ class Tally:
 
     def weighted_sqnorm(self) -> float:
         """The sum over units of weight times squared norm."""
-        return float((self.weights() * self.sqnorms()).sum())
+        total = 0.0
+        for weight, factor, scaled_norm in zip(self._weights, self._factors, self._norms, strict=True):
+            norm = float(scaled_norm) / factor
+            total += weight * norm * norm
+        return total
 
     def gram(self) -> Tensor:
         """The inner products of all pairs of unit gradients."""

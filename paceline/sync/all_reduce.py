@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from paceline.codec import Identity
 from paceline.errors import LoopError, SettingError
@@ -125,6 +126,11 @@ class AllReduce:
             self.bytes_sent = self._exchange.bytes_sent
         self._correct_weight(plan, sum(each.weight for each in self._notes.all))
         return self._notes.all
+
+    def flat_gradients(self) -> Sequence[Tensor] | None:
+        """The flat buffers of a plain module: every ``.grad`` is a view of them."""
+        alone = self._fleet.size == 1 or self._replica.ddp is not None
+        return None if alone else self._exchange.gradients
 
     def after_step(self, plan: Plan) -> None:
         """Nothing: the parameters are equal on all workers."""

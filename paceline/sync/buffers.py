@@ -57,7 +57,7 @@ class BufferAverage:
         if not self._names:
             return
         flags, changes = summed[: len(self._names)], summed[len(self._names) :]
-        self._apply(self.live, torch.from_numpy(changes))
+        self._apply(self.live, torch.from_numpy(changes).clone())
         self._new = [name for name, flag in zip(self._names, flags, strict=True) if flag > 0 and name not in self.live]
 
     def finish(self, fleet: Fleet, what: str) -> None:

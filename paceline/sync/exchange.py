@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -70,6 +69,8 @@ class Exchange:
         self._flats: list[_Flat] = []
         self._tail = torch.empty(0)
         self._tail_rides = False
+        self._staged = False
+        self._numbers: Numbers = self._tail.numpy()
         self.bytes_sent = 0
 
     def run(self, scale: float, what: str) -> None:
@@ -88,10 +89,10 @@ class Exchange:
         for flat in self._flats:
             flat.pack(scale)
         ends = list(accumulate(rider.numel for rider in riders))
-        numbers = np.empty(ends[-1])
         for rider, end in zip(riders, ends, strict=True):
-            rider.write(numbers[end - rider.numel : end])
-        self._tail.copy_(torch.from_numpy(numbers))
+            rider.write(self._numbers[end - rider.numel : end])
+        if self._staged:
+            self._tail.copy_(torch.from_numpy(self._numbers))
         self.bytes_sent = 0
         if not self._tail_rides:
             self._sum(self._tail, what)
@@ -99,12 +100,18 @@ class Exchange:
             payload = self._codec.encode(flat.values)
             self._sum(payload, what)
             self._codec.decode(payload, flat.values)
-        numbers = self._tail.cpu().double().numpy()
+        if self._staged:
+            self._numbers = self._tail.cpu().numpy()
         for rider, end in zip(riders, ends, strict=True):
-            rider.read(numbers[end - rider.numel : end])
+            rider.read(self._numbers[end - rider.numel : end])
         present = {id(p) for p, there in zip(parameters, presence.anywhere, strict=True) if there}
         for flat in self._flats:
             flat.unpack(present, in_place=self._replica.ddp is not None)
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """All gradients, one flat tensor for each dtype; zeros where there is none."""
+        return [flat.gradients for flat in self._flats]
 
     def _sum(self, tensor: Tensor, what: str) -> None:
         self._fleet.all_reduce(tensor, what)
@@ -123,6 +130,8 @@ class Exchange:
                 self._tail = self._flats[-1].tail
         if not self._tail_rides:
             self._tail = torch.empty(tail, dtype=torch.float64, device=self._fleet.device)
+        self._staged = self._tail.device.type != "cpu"
+        self._numbers = self._tail.cpu().numpy()  # on a CPU this is the tail itself
 
 
 class _Flat:
@@ -133,25 +142,28 @@ class _Flat:
         sizes = [p.numel() for p in parameters]
         self.values = torch.zeros(sum(sizes) + tail, dtype=parameters[0].dtype, device=parameters[0].device)
         self.tail = self.values[sum(sizes) :]
-        self._gradients = self.values[: sum(sizes)]
-        self._views = [_like(p, part) for p, part in zip(parameters, torch.split(self._gradients, sizes), strict=True)]
+        self.gradients = self.values[: sum(sizes)]
+        self._views = [_like(p, part) for p, part in zip(parameters, torch.split(self.gradients, sizes), strict=True)]
 
     def pack(self, scale: float) -> None:
         targets, sources = [], []
         for p, view in zip(self._parameters, self._views, strict=True):
-            if p.grad is None:
+            gradient = p.grad
+            if gradient is view:  # after zero_grad(set_to_none=False)
+                continue
+            if gradient is None:
                 view.zero_()
-            elif p.grad.is_sparse:
+                continue
+            if gradient.is_sparse:
                 raise SettingError(
                     f"a parameter of shape {tuple(p.shape)} has a sparse gradient, which cannot be averaged in a flat "
                     "buffer; build its layer with sparse=False"
                 )
-            elif p.grad.data_ptr() != view.data_ptr():  # after zero_grad(set_to_none=False) it is the view already
-                targets.append(view)
-                sources.append(p.grad)
+            targets.append(view)
+            sources.append(gradient)
         if targets:
             torch._foreach_copy_(targets, sources)
-        self._gradients.mul_(scale)
+        self.gradients.mul_(scale)
 
     def unpack(self, present: set[int], in_place: bool) -> None:
         for p, view in zip(self._parameters, self._views, strict=True):

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.records import Note
 
-__all__ = ["NotesTable", "join_halves", "split_halves"]
+__all__ = ["NotesTable", "Numbers", "split_halves"]
 
 FIELDS = len(msgspec.structs.fields(Note))
-Numbers = NDArray[np.float64]
+Numbers = NDArray[Any]
+"""A vector of float32 or float64."""
 
 
-def split_halves(values: Numbers) -> Numbers:
+def split_halves(values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Doubles as pairs of numbers that float32 holds: 48 bits, so counts and check sums stay exact."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        high = values.astype(np.float32).astype(np.float64)
-        low: Numbers = np.where(np.isfinite(high), values - high, 0.0)
-    return np.stack([high, low])
-
-
-def join_halves(halves: Numbers) -> Numbers:
-    """The doubles back."""
-    doubles: Numbers = halves[0] + halves[1]
-    return doubles
+    layout = f"{len(values)}f"
+    try:
+        high = list(struct.unpack(layout, struct.pack(layout, *values)))
+    except OverflowError:  # beyond what float32 holds: infinite
+        high = [float(np.float32(value)) if abs(value) < 3e38 else math.copysign(math.inf, value) for value in values]
+    return high, [value - part if math.isfinite(part) else 0.0 for value, part in zip(values, high, strict=True)]
 
 
 class NotesTable:
@@ -37,18 +39,15 @@ class NotesTable:
         """This worker's note: set it before the exchange."""
         self.all: tuple[Note, ...] = ()
         """Everybody's, after the exchange."""
-
-    @property
-    def numel(self) -> int:
+        self.numel = 2 * size * FIELDS
         """Two numbers for each field of each worker."""
-        return 2 * self._size * FIELDS
 
     def write(self, out: Numbers) -> None:
         """Fill in this worker's row."""
         out.fill(0.0)
-        out.reshape(2, self._size, FIELDS)[:, self._rank] = split_halves(np.array(msgspec.structs.astuple(self.own)))
+        out.reshape(2, self._size, FIELDS)[:, self._rank] = split_halves(msgspec.structs.astuple(self.own))
 
     def read(self, summed: Numbers) -> None:
         """Take the table apart."""
-        rows = join_halves(summed.reshape(2, self._size, FIELDS)).tolist()
+        rows = summed.reshape(2, self._size, FIELDS).sum(0, dtype=np.float64).tolist()
         self.all = tuple(Note(*row) for row in rows)
