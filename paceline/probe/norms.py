@@ -10,8 +10,14 @@ from torch import Tensor
 __all__ = ["inner_products", "joined", "norm", "portions"]
 
 # A single-precision sum over 10^7 numbers on the CPU is off by up to 3e-3, which matters where
-# sum n_i ||g_i||^2 - N ||gbar||^2 nearly cancels; over 2^15 numbers it is off by 1e-5 at most.
-PIECE = 1 << 15
+# sum n_i ||g_i||^2 - N ||gbar||^2 nearly cancels. So only the numbers of a row are summed in single precision.
+ROW = 1 << 9
+
+# Numbers that are looked at with one call: few calls, and short temporaries.
+PIECE = 1 << 17
+
+# Products of rows are sums of so many numbers in single precision: off by 1e-5 at most.
+SHORT = 1 << 15
 
 
 def portions(tensors: Iterable[Tensor], limit: int, first: int | None = None) -> Iterator[list[Tensor]]:
@@ -47,26 +53,25 @@ def joined(pieces: list[Tensor]) -> Tensor:
 
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Euclidean norm of all tensors together, in at least single precision, left on their device."""
-    flat: list[Tensor] = []
-    for tensor in tensors:
-        if tensor.numel() <= PIECE:
-            flat.append(tensor)
-        else:
-            flat.extend(piece for part in _flat(tensor, PIECE) for piece in torch.split(part, PIECE))
-    if not flat:
+    """Euclidean norm of all tensors together, in double precision, left on their device."""
+    rows = []
+    for pieces in portions(tensors, PIECE):
+        count = sum(piece.numel() for piece in pieces)
+        row = max(1, min(ROW, count))  # a parameter may be empty
+        missing = -count % row
+        flat = joined([*pieces, pieces[0].new_zeros(missing)] if missing else pieces)
+        wide = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+        rows.append(torch.linalg.vector_norm(wide.view(-1, row), dim=1))
+    if not rows:
         return torch.zeros(())
-    double = any(part.dtype == torch.float64 for part in flat)
-    dtype = torch.float64 if double else torch.float32
-    parts: tuple[Tensor, ...] = torch._foreach_norm(flat, 2, dtype=dtype)
-    total: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    total: Tensor = torch.linalg.vector_norm(rows[0] if len(rows) == 1 else torch.cat(rows), dtype=torch.float64)
     return total
 
 
 def inner_products(vectors: Tensor) -> Tensor:
     """All inner products of the rows of ``vectors`` (U x length), as a U x U double-precision tensor."""
     products = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    for part in torch.split(vectors, PIECE, dim=1):
+    for part in torch.split(vectors, SHORT, dim=1):
         products += (part @ part.T).to("cpu", torch.float64)
     return products
 

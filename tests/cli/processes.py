@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 120.0  # seconds: a hang is a failed test, not a stuck suite

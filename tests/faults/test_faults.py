@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline import checkpoint
@@ -50,14 +51,18 @@ def test_the_others_end_and_say_why(tmp_path: Path, fault: str, error: str, says
             assert workers.end_of(CULPRIT, 20) != 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_one_worker_stops_all_with_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "loaders"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 1)])
+def test_a_signal_to_one_worker_stops_all_with_a_checkpoint(
+    tmp_path: Path, number: signal.Signals, loaders: int
+) -> None:
+    """Where there are loader processes, they get the signal, too, as from a terminal or a scheduler."""
     saves = tmp_path / "saves"
-    with fleet(WORKERS, tmp_path, train_until, "signal", 3, 5, False, saves) as workers:
+    with fleet(WORKERS, tmp_path, train_until, "signal", 3, 5, False, saves, loaders) as workers:
         workers.wait_for(3, "at the step", 60)
-        pid = workers.processes[3].pid
-        assert pid is not None
-        os.kill(pid, number)
+        process = psutil.Process(workers.processes[3].pid)
+        assert len(process.children()) == loaders
+        for one in [*process.children(), process]:
+            os.kill(one.pid, number)
         for rank in range(WORKERS):
             assert workers.end_of(rank, 30) == 128 + number, workers.said(rank)
             assert "Traceback" not in workers.said(rank)

@@ -18,7 +18,7 @@ from tests.problems import data, mlp
 DEADLINE = 5.0
 
 
-def train_until(fault: str, at_rank: int, at_step: int, wrap: bool, folder: Path | None) -> None:
+def train_until(fault: str, at_rank: int, at_step: int, wrap: bool, folder: Path | None, loaders: int = 0) -> None:
     """Train; at this rank and step the fault happens."""
     rank = int(os.environ["RANK"])
     model = mlp()
@@ -28,7 +28,9 @@ def train_until(fault: str, at_rank: int, at_step: int, wrap: bool, folder: Path
         wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     checkpoint = pl.Checkpoint(folder) if folder else None
-    with pl.Run(wrapped, optimizer, data(400), batch=16, deadline=DEADLINE, checkpoint=checkpoint) as run:
+    with pl.Run(
+        wrapped, optimizer, data(400), batch=16, deadline=DEADLINE, checkpoint=checkpoint, num_workers=loaders
+    ) as run:
         for step in run.steps(epochs=1000):
             optimizer.zero_grad()
             here = rank == at_rank and step.index == at_step

@@ -408,7 +408,7 @@ def test_workers_sums_pool_to_the_exact_variance_up_to_the_sketch(sizes: list[in
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_memory_does_not_grow_with_the_model(keep: bool) -> None:
-    size, length, units = 101, 400_000, 5
+    size, length, units = 101, 1_000_000, 5
     parameters = [nn.Parameter(torch.zeros(length // 2)), nn.Parameter(torch.zeros(500, length // 1000))]
     probe = Probe(size=size, keep=keep)
     probe.attach(nn.Module(), parameters, VARIANCE)
