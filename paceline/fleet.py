@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import time
 from collections import defaultdict
@@ -186,7 +187,7 @@ class Fleet:
         if self._watch.trouble is None:
             ranks = tuple(self._watch.silent())
             happened = "gave no sign of life" if late else "ended or lost its connection"
-            self._watch.post(ranks, self._describe(ranks, happened, str(error).partition("\n")[0]))
+            self._watch.post(ranks, self._describe(ranks, happened, _reason(error)))
         return self._error(what, since)
 
     def fail(self, error: BaseException) -> None:
@@ -292,6 +293,11 @@ def _store_of_this_run() -> Store:
         number = number.cuda()
     dist.broadcast(number, src=0)
     return PrefixStore(f"paceline/{int(number.item())}", dist.distributed_c10d._get_default_store())
+
+
+def _reason(error: BaseException) -> str:
+    """The first sentence of gloo's message, without the place in its source."""
+    return re.sub(r"^.*\.cc:\d+\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
 
 
 def _end_group() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
 from paceline.errors import LoopError
-from paceline.roles import Sync
-from paceline.step import Phase, Step
+from paceline.step import Phase
+
+if TYPE_CHECKING:
+    from paceline.run import Run
 
 __all__ = ["OptimizerHooks"]
 
@@ -17,16 +18,10 @@ __all__ = ["OptimizerHooks"]
 class OptimizerHooks:
     """Before ``optimizer.step()``: the gradients must be ready; the learning-rate rule applies. After: synchronise."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        known: frozenset[int],
-        current: Callable[[], Step | None],
-        factor: Callable[[Step], float],
-        sync: Sync,
-    ) -> None:
-        self._current, self._factor, self._sync = current, factor, sync
-        self._known, self._parameters = known, _count(optimizer)
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        optimizer = run.optimizer
+        self._parameters = _count(optimizer)
         self._rates: list[Any] = []
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
@@ -41,7 +36,7 @@ class OptimizerHooks:
             handle.remove()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        step = self._current()
+        step = self._run.current
         if step is None:  # the user steps outside of the loop: not ours
             return
         if step.phase in (Phase.NEW, Phase.OPEN):
@@ -57,7 +52,7 @@ class OptimizerHooks:
             )
         if _count(optimizer) != self._parameters:
             self._refuse_strangers(optimizer)
-        factor = self._factor(step)
+        factor = self._run.lr.factor(self._run.progress, step.plan.batch)
         self._rates = [group.get("lr") for group in optimizer.param_groups]
         self.learning_rate = float(self._rates[0] or 0.0) * factor
         if factor != 1.0:
@@ -69,17 +64,18 @@ class OptimizerHooks:
                 group["lr"] = group["lr"] * factor
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        step = self._current()
+        step = self._run.current
         if step is None:
             return
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
         step.phase = Phase.APPLIED
-        self._sync.after_step(step.plan)
+        self._run.sync.after_step(step.plan)
+        self._run.advance(step)
 
     def _refuse_strangers(self, optimizer: Optimizer) -> None:
-        if any(id(p) not in self._known for group in optimizer.param_groups for p in group["params"]):
+        if any(id(p) not in self._run.replica.known for group in optimizer.param_groups for p in group["params"]):
             raise LoopError(
                 "the optimizer was given parameters after the run was made, whose gradients nobody averages; call "
                 "add_param_group before Run(…), or make a new Run"

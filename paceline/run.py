@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -101,7 +102,7 @@ class Run:
         self.batch = as_policy(batch)
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
         self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
-        self._step: Step | None = None
+        self.current: Step | None = None  # the step that the loop is in
         self._stop_wanted, self._stopping = False, 0
         self._signals, self._warned, self._closed = Signals(), False, False
         self.fleet = Fleet.join(deadline)
@@ -128,7 +129,7 @@ class Run:
             raise
         self._observers = [role for role in self.roles().values() if isinstance(role, Observer)]
         self._parts = Machinery(self.fleet, feed, self.sync, probe, Clock(), scaler, self._wishes)
-        self._hooks = OptimizerHooks(optimizer, self.replica.known, lambda: self._step, self._factor, self.sync)
+        self._hooks = OptimizerHooks(self)
 
     @property
     def progress(self) -> Progress:
@@ -147,7 +148,7 @@ class Run:
         The count is from the beginning of the run, also when it was resumed: the same call ends at the same place.
         """
         goal = Goal(epochs=epochs, examples=examples, steps=steps)
-        if self._closed or self._step is not None:
+        if self._closed or self.current is not None:
             why = "the run was closed" if self._closed else "another loop over run.steps() has not ended"
             raise LoopError(f"run.steps cannot begin: {why}")
         return self._steps(goal)
@@ -163,29 +164,31 @@ class Run:
                 while not goal.reached(self.progress) and not self._stopping:
                     self._journal.begin_step()
                     plan = self._plan(self.cursor, goal)
-                    ends = advance(self.cursor, plan, self.lengths).progress.epoch > plan.epoch
-                    self._step = Step(self._parts, plan, ends, lambda plan=plan: self._foresee(plan, goal))  # type: ignore[misc]
-                    yield self._step
-                    self._close_step(self._step)
-                    self._save_if_due(self._step)
+                    after = advance(self.cursor, plan, self.lengths)
+                    future = partial(self._foresee, after, goal)
+                    self.current = Step(self._parts, plan, after.progress.epoch > plan.epoch, future)
+                    yield self.current
+                    self._close_step(self.current)
+                    if self.current.round and self.current.round.notes[0].save:
+                        self._save_by_itself()
             reason = "stopped" if self._stopping else "done"
             # A signal that came after the last note is known to one worker only: ask all.
             got = self.fleet.gather(str(self._signals.got).encode(), "the others to end the loop")
             if signal := max(map(int, got)):
                 reason = f"signal {signal}"
-                if self.checkpoint:
-                    self.save(self.checkpoint.path(self.progress.step))
+                self._save_by_itself()
                 raise Interrupted(signal)
         except GeneratorExit:
-            if self._step and self._step.phase is Phase.APPLIED:
-                self._close_step(self._step)
+            if self.current and self.current.phase is Phase.APPLIED:
+                self._close_step(self.current)
+            reason = self._parts.failure or reason
             self.fleet.leave("left the training loop")
             raise
         except BaseException as error:
             reason = reason if isinstance(error, Interrupted) else type(error).__name__
             raise
         finally:
-            self._step, self._stopping, self._stop_wanted = None, 0, False
+            self.current, self._stopping, self._stop_wanted = None, 0, False
             self._journal.write(Ended(time.time(), self.progress.step, self.progress.examples, reason))
 
     def stop(self) -> None:
@@ -202,12 +205,12 @@ class Run:
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: all workers must call it, at the end of the loop's body or outside of the loop."""
-        if self._step is not None:
-            if self._step.phase is Phase.READY and self.scaler is None:
+        if self.current is not None:
+            if self.current.phase is Phase.READY and self.scaler is None:
                 raise LoopError(
-                    f"run.save was called before optimizer.step() in step {self._step.index}; call it after"
+                    f"run.save was called before optimizer.step() in step {self.current.index}; call it after"
                 )
-            self._close_step(self._step)
+            self._close_step(self.current)
         began = time.perf_counter()
         path, size = snapshot.save(self, Path(path))
         self._journal.write(Saved(time.time(), self.progress.step, str(path), size, time.perf_counter() - began))
@@ -218,7 +221,7 @@ class Run:
 
         Rank 0 reads it and sends it to the others. With ``missing_ok``, nothing found is no error: False is returned.
         """
-        if self._step is not None:
+        if self.current is not None:
             raise LoopError("run.resume was called inside of the loop over run.steps(); call it before")
         found = snapshot.find(self, Path(path), missing_ok)
         if found is None:
@@ -253,9 +256,8 @@ class Run:
         left = goal.left(cursor.progress) if goal else None
         return cut(cursor, self.lengths, self.fleet.size, size, self.balance.split, self.micro, left)
 
-    def _foresee(self, plan: Plan, goal: Goal) -> Iterator[Plan]:
+    def _foresee(self, cursor: Cursor, goal: Goal) -> Iterator[Plan]:
         """The plans that follow if no role changes its mind."""
-        cursor = advance(self.cursor, plan, self.lengths)
         while not goal.reached(cursor.progress):
             plan = self._plan(cursor, goal)
             yield plan
@@ -271,16 +273,20 @@ class Run:
             self._warned = True
             warnings.warn(f"optimizer.step() was not called in step {step.index}: nothing was learnt", stacklevel=3)
         assert step.round is not None
-        self.cursor = advance(self.cursor, step.plan, self.lengths)
+        self.advance(step)
         for observer in self._observers:
             observer.observe(step.round)
         self._stopping = int(max(note.stop for note in step.round.notes))
         self._journal.step_done(step, self.progress, self._parts.clock, self.sync, self._hooks.learning_rate)
         step.phase = Phase.CLOSED
 
-    def _save_if_due(self, step: Step) -> None:
-        assert step.round is not None
-        if self.checkpoint and step.round.notes[0].save:
+    def advance(self, step: Step) -> None:
+        """The step counts: as soon as the optimizer has stepped, so that the rest of the loop's body sees it."""
+        if self.progress.step == step.index:
+            self.cursor = advance(self.cursor, step.plan, self.lengths)
+
+    def _save_by_itself(self) -> None:
+        if self.checkpoint:
             self.save(self.checkpoint.path(self.progress.step))
             if self.fleet.rank == 0:
                 self.checkpoint.mark(time.monotonic())
@@ -291,6 +297,3 @@ class Run:
         stop = float(self._signals.got or self._stop_wanted)
         decides = self.checkpoint if self.fleet.rank == 0 else None
         return stop, float(decides is not None and decides.due(self.progress.step + 1, time.monotonic()))
-
-    def _factor(self, step: Step) -> float:
-        return self.lr.factor(self.progress, step.plan.batch)

@@ -47,6 +47,8 @@ class Machinery:
     scaler: torch.amp.GradScaler | None
     wishes: Callable[[], tuple[float, float]]
     """What this worker wants of all: ``(stop, save)`` for its note."""
+    failure: str = ""
+    """The name of the error that a step met with."""
 
 
 class Step:
@@ -106,7 +108,7 @@ class Step:
                 if self._waiting_for_backward:
                     raise LoopError(
                         f"step.backward(loss) was not called for micro-batch {self._seen} of {self._pieces} in step "
-                        f"{self.index}; call it once in every turn of the inner loop"
+                        f"{self.index}; call it once in every turn of the inner loop, instead of loss.backward()"
                     )
                 parts.clock.computed(self._hidden_exchange)
                 self._hidden_exchange = 0.0
@@ -114,6 +116,7 @@ class Step:
         except GeneratorExit:
             raise  # the loop was left: the phase stays open, and the optimizer refuses to step
         except BaseException as error:
+            parts.failure = type(error).__name__
             parts.fleet.fail(error)
             raise
 
@@ -154,6 +157,7 @@ class Step:
             f"step {self.index} was left after {self._seen} of {self._pieces} micro-batches, so its gradients are not "
             "averaged; let the inner loop run to its end before optimizer.step() and before the next step"
         )
+        self._parts.failure = type(error).__name__
         self._parts.fleet.fail(error)
         return error
 

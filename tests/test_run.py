@@ -69,6 +69,29 @@ def test_ends_epoch_and_loss() -> None:
     assert ends == [2, 5]  # 16, 16, 8
 
 
+def test_the_body_of_the_loop_sees_the_step_as_done() -> None:
+    memory = Memory()
+    with make(record=[memory]) as run:
+        for step in run.steps(steps=3):
+            assert run.progress.step == step.index
+            run.optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(run.model(x), y))
+            run.optimizer.step()
+            assert run.progress.step == step.index + 1
+            run.log(done=run.progress.step)
+    logged = [(event.step, event.values["done"]) for event in memory.events if isinstance(event, Measured)]
+    assert logged == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_an_error_in_a_step_is_the_reason_of_the_end() -> None:
+    memory = Memory()
+    run = make(record=[memory])
+    with pytest.raises(pl.NonFiniteLoss), run:
+        train(run, run.model, steps=3, loss=lambda out, y: F.cross_entropy(out, y) * float("nan"))
+    assert [event.reason for event in memory.events if isinstance(event, Ended)] == ["NonFiniteLoss"]
+
+
 def test_everything_is_given_back() -> None:
     run = make()
     with run:
@@ -136,7 +159,7 @@ def test_who_left_at_the_same_place_is_not_blamed(pool: Pool) -> None:
 
 
 def signalled_in_the_last_step(folder: Path) -> list[str]:
-    with make(checkpoint=pl.Checkpoint(folder)) as run:
+    with make(checkpoint=pl.Checkpoint(folder, every=1, keep=1)) as run:
         try:
             for step in run.steps(steps=4):
                 run.optimizer.zero_grad()

@@ -171,6 +171,33 @@ def test_loader_uses_what_it_fetched_ahead() -> None:
     assert len(fetched) == used == 20
 
 
+class Logged(Numbered):
+    """Writes down every example that is fetched."""
+
+    def __init__(self, length: int, log: Path) -> None:
+        super().__init__(length)
+        self.log = log
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        with self.log.open("a") as log:
+            log.write(f"{at}\n")
+        return super().__getitem__(at)
+
+
+def test_a_run_with_loaders_fetches_nothing_in_vain(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    dataset = Logged(37, tmp_path / "log")
+    with pl.Run(model, optimizer, dataset, batch=8, micro=3, num_workers=2, prefetch=3) as run:
+        for step in run.steps(epochs=3):
+            optimizer.zero_grad()
+            for x in step:
+                step.backward(model(x).mean())
+            optimizer.step()
+    fetched = [int(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert sorted(fetched) == sorted([*range(37)] * 3)
+
+
 class Noisy(Dataset[Any]):
     """Random augmentation with all three generators."""
 
