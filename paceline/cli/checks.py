@@ -59,7 +59,7 @@ def _machine() -> Iterator[Row]:
     yield Row("cores", True, str(cores()), essential=True)
     yield Row("memory", True, _memory())
     names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-    yield Row("GPUs", bool(names), ", ".join(names) or "none that torch can use; training is on the CPU")
+    yield Row("GPUs", True, ", ".join(names) or "none that torch can use; training is on the CPU")
     runs = Path("runs").resolve()
     there = next(folder for folder in (runs, *runs.parents) if folder.exists())
     free = shutil.disk_usage(there).free
@@ -101,7 +101,7 @@ def _network() -> Iterator[Row]:
     gloo = dist.is_available() and dist.is_gloo_available()
     yield Row("gloo", gloo, "between CPUs" if gloo else "this build of torch is without it: pip install torch", True)
     nccl = dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
-    yield Row("NCCL", nccl, "between GPUs" if nccl else "only for GPUs of NVIDIA, with a build of torch for CUDA")
+    yield Row("NCCL", True, "between GPUs" if nccl else "not needed without a GPU that torch can use")
     if gloo:
         try:
             seconds = all_reduce_seconds()
