@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import time
@@ -72,4 +73,5 @@ def _begin(rank: int, workers: int, port: int, folder: Path, job: Callable[..., 
         RANK=str(rank), WORLD_SIZE=str(workers), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of loader processes: as in a script of a user
     job(*args)
