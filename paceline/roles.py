@@ -138,6 +138,12 @@ class Sync(Protocol):
     def after_backward(self) -> float:
         """Seconds of the backward pass that has just ended that were communication."""
 
+    def collect(self, plan: Plan) -> tuple[Sequence[Tensor], float] | None:
+        """Called once after the last backward pass: lay this worker's gradients together for their journey.
+
+        Gives the tensors that hold them and what they were multiplied by; None where they are only in ``.grad``.
+        """
+
     def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...]:
         """Make the gradients ready for the optimizer and give the notes of all workers."""
 

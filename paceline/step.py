@@ -185,7 +185,7 @@ class Step:
 
     def _finish(self) -> None:
         parts, plan = self._parts, self.plan
-        units, unit_sqnorm = parts.probe.numbers()
+        units, unit_sqnorm = parts.probe.numbers(parts.sync.collect(plan))
         stop, save = parts.wishes()
         note = Note(
             plan=plan.digest(),

@@ -39,18 +39,20 @@ class MicroBatchMeter:
     """Takes the image of ``.grad`` between backward passes; the differences are the units.
 
     It holds the last image, and one number for each unit. A worker with a single micro-batch in a step needs no
-    image at all: its norm is taken exactly.
+    image at all: its norm is taken exactly, and only when it is asked for, since by then the gradient may have been
+    laid together, where its norm costs half as much.
     """
 
     def __init__(self, layout: Layout, mapping: LinearMap, keep: bool) -> None:
-        self.tally = Tally(keep)
+        self._tally = Tally(keep)
         self._layout = layout
         self._mapping = mapping
         self.begin(0)
 
     def begin(self, micro_batches: int) -> None:
         """Forget the last step; this one will have so many micro-batches."""
-        self.tally.clear()
+        self._tally.clear()
+        self._late: tuple[float, float] | None = None
         self._micro_batches = micro_batches
         self._passes = 0
         self._adds_up = True  # whether .grad is the sum of the units: it began at zero
@@ -89,9 +91,18 @@ class MicroBatchMeter:
             image = self._layout.image(self._mapping, known)
             self._shown_image = image if self._shown_image is None else self._shown_image + image
 
+    @property
+    def tally(self) -> Tally:
+        """What is known about the units so far."""
+        self._settle(None)
+        return self._tally
+
     def after_backward(self, weight: float, factor: float) -> None:
         """Count what this backward pass added to ``.grad`` as one unit: ``factor`` times its gradient."""
         self._passes += 1
+        if not self._wants_images and not self._shown:
+            self._late = weight, factor
+            return
         last_pass = self._passes == self._micro_batches
         gradients = {each: grad for each, grad in self._layout.gradients().items() if each not in self._shown}
         total = norm([*self._shown_norms, *gradients.values()]) if last_pass and self._adds_up else None
@@ -108,18 +119,28 @@ class MicroBatchMeter:
             return  # nothing was averaged in (a micro-batch of padding alone), so it says nothing
         scaled_norm = total if image is None else norm([image])
         assert scaled_norm is not None
-        self.tally.add(weight, scaled_norm, factor, image)
+        self._tally.add(weight, scaled_norm, factor, image)
 
-    def numbers(self) -> tuple[int, float]:
+    def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
         """The number of units, and the sum over them of weight times squared gradient norm."""
-        if self._sum is None or not len(self.tally):
-            return len(self.tally), self.tally.weighted_sqnorm()
-        tally = self.tally
+        self._settle(collected)
+        tally = self._tally
+        if self._sum is None or not len(tally):
+            return len(tally), tally.weighted_sqnorm()
         sum_norm, image_norm = map(float, self._sum)
         return len(tally), corrected_sqnorm(
             tally.weights(), tally.factors(), tally.sqnorms(), sum_norm * sum_norm, image_norm * image_norm
         )
 
+    def _settle(self, collected: tuple[Sequence[Tensor], float] | None) -> None:
+        """Take the norm of a single unit, whose gradient is all that there is."""
+        if self._late is None:
+            return
+        (weight, factor), self._late = self._late, None
+        gradients, scale = collected or (self._layout.gradients().values(), 1.0)
+        if weight:
+            self._tally.add(weight, norm(gradients), factor * scale)
+
     @property
     def _wants_images(self) -> bool:
-        return self.tally.keep or self._micro_batches != 1 or not self._adds_up
+        return self._tally.keep or self._micro_batches != 1 or not self._adds_up

@@ -56,15 +56,14 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
     """Euclidean norm of all tensors together, in double precision, left on their device."""
     rows = []
     for pieces in portions(tensors, PIECE):
-        count = sum(piece.numel() for piece in pieces)
-        row = max(1, min(ROW, count))  # a parameter may be empty
-        missing = -count % row
-        flat = joined([*pieces, pieces[0].new_zeros(missing)] if missing else pieces)
+        flat = joined(pieces)
         wide = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
-        rows.append(torch.linalg.vector_norm(wide.view(-1, row), dim=1))
+        even = len(wide) // ROW * ROW
+        rows.append(torch.linalg.vector_norm(wide[:even].view(-1, ROW), dim=1))
+        rows.append(wide[even:])  # too short for a row: each number is the norm of itself
     if not rows:
         return torch.zeros(())
-    total: Tensor = torch.linalg.vector_norm(rows[0] if len(rows) == 1 else torch.cat(rows), dtype=torch.float64)
+    total: Tensor = torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)
     return total
 
 

@@ -142,6 +142,6 @@ class ExampleMeter:
                 "example weighs 1; leave the weight out, or measure micro-batches: Probe(unit=MicroBatch())"
             )
 
-    def numbers(self) -> tuple[int, float]:
+    def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
         """The number of units, and the sum over them of weight times squared gradient norm."""
         return len(self.tally), self.tally.weighted_sqnorm()

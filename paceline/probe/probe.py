@@ -121,13 +121,16 @@ class Probe:
         if self._meter is not None:
             self._meter.after_backward(weight, factor)
 
-    def numbers(self) -> tuple[int, float]:
+    def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
         """What the note tells: the units of this step, and their sum of weight times squared gradient norm.
+
+        ``collected`` is this worker's whole gradient in fewer tensors and what it was multiplied by, where the caller
+        has laid it together.
 
         The sum is more accurate than that of :meth:`weights` times :meth:`sqnorms` where these are sketched
         (:func:`~paceline.probe.micro_batch.corrected_sqnorm`).
         """
-        return (0, 0.0) if self._meter is None else self._meter.numbers()
+        return (0, 0.0) if self._meter is None else self._meter.numbers(collected)
 
     def weights(self) -> Tensor:
         """The weights of this worker's units of the step."""

@@ -104,6 +104,16 @@ class AllReduce:
             return 0.0
         return time.perf_counter() - self._overlap.ready_at
 
+    def collect(self, plan: Plan) -> tuple[Sequence[Tensor], float] | None:
+        """Put the gradients into the flat buffers, unless DDP has averaged them or there is nobody to average with."""
+        if self._fleet.size == 1 or (self._overlap is not None and _all_work(plan)):
+            return None
+        if self._overlap is not None and not plan.counts[self._fleet.rank]:
+            self._overlap.match_forward()
+        scale = 1.0 / self._fleet.size
+        self._exchange.pack(scale)
+        return self._exchange.gradients, scale
+
     def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...]:
         """Average the gradients, unless DDP has done so, and exchange the notes."""
         self._notes.own = note
@@ -118,10 +128,8 @@ class AllReduce:
             self._notes.read(table.cpu().numpy())
             self.bytes_sent = self._overlap.bytes_sent + table.numel() * table.element_size()
         else:
-            if self._overlap is not None and not plan.counts[self._fleet.rank]:
-                self._overlap.match_forward()
             self._buffers.share = plan.counts[self._fleet.rank] / plan.batch
-            self._exchange.run(1.0 / self._fleet.size, what)
+            self._exchange.run(what)
             self._buffers.finish(self._fleet, f"the buffers of step {plan.step}")
             self.bytes_sent = self._exchange.bytes_sent
         self._correct_weight(plan, sum(each.weight for each in self._notes.all))

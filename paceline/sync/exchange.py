@@ -66,6 +66,8 @@ class Exchange:
         self._fleet, self._replica, self._codec = fleet, replica, codec
         self._riders = riders
         self._layout: object = None
+        self._parameters: list[nn.Parameter] = []
+        self._presence = Presence([])
         self._flats: list[_Flat] = []
         self._tail = torch.empty(0)
         self._tail_rides = False
@@ -73,12 +75,11 @@ class Exchange:
         self._numbers: Numbers = self._tail.numpy()
         self.bytes_sent = 0
 
-    def run(self, scale: float, what: str) -> None:
-        """Leave ``scale`` times the sum over the workers in every ``.grad``; a missing one counts as zero."""
-        parameters = self._replica.parameters
-        presence = Presence(parameters)
-        riders = [presence, *self._riders]
-        layout = ([id(p) for p in parameters], sum(rider.numel for rider in riders))
+    def pack(self, scale: float) -> None:
+        """Lay ``scale`` times the gradients into the flat buffers; a missing one counts as zero."""
+        self._parameters = parameters = self._replica.parameters
+        self._presence = Presence(parameters)
+        layout = ([id(p) for p in parameters], len(parameters) + sum(rider.numel for rider in self._riders))
         if layout != self._layout:
             names = [name for name, _ in self._replica.named]
             self._fleet.agree(
@@ -88,6 +89,10 @@ class Exchange:
             self._layout = layout
         for flat in self._flats:
             flat.pack(scale)
+
+    def run(self, what: str) -> None:
+        """Leave the sum over the workers of what was packed in every ``.grad``."""
+        riders = [self._presence, *self._riders]
         ends = list(accumulate(rider.numel for rider in riders))
         for rider, end in zip(riders, ends, strict=True):
             rider.write(self._numbers[end - rider.numel : end])
@@ -104,7 +109,7 @@ class Exchange:
             self._numbers = self._tail.cpu().numpy()
         for rider, end in zip(riders, ends, strict=True):
             rider.read(self._numbers[end - rider.numel : end])
-        present = {id(p) for p, there in zip(parameters, presence.anywhere, strict=True) if there}
+        present = {id(p) for p, there in zip(self._parameters, self._presence.anywhere, strict=True) if there}
         for flat in self._flats:
             flat.unpack(present, in_place=self._replica.ddp is not None)
 
