@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 from collections import deque
@@ -151,7 +152,7 @@ class Loader:
         self._ids, self._deadline = ids, deadline
         self._guess: Iterator[Piece] = iter(())
         self._asked: deque[Piece | None] = deque()
-        self._answers: Iterator[Any] | None = None
+        self._answers: Any = None
         self._loader: DataLoader[Any] = DataLoader(
             fetch,
             batch_sampler=_Guesses(self._next_key),
@@ -160,7 +161,7 @@ class Loader:
             prefetch_factor=prefetch,
             pin_memory=pin_memory,
             timeout=deadline,
-            worker_init_fn=_outlive_the_first_signal,
+            worker_init_fn=_begin_loader,
             generator=torch.Generator(),  # the loader draws a seed: not from the user's generator
         )
 
@@ -169,12 +170,12 @@ class Loader:
         if piece not in self._asked:
             self._guess = ahead()
         if self._answers is None:
-            self._answers = iter(self._loader)
+            self._answers = self._start()
         while True:
             try:
                 answer = next(self._answers)
             except BaseException as error:
-                self._answers = None  # which answers are still to come is not known: begin anew
+                self.close()  # which answers are still to come is not known: begin anew
                 self._asked.clear()
                 if "DataLoader timed out" in str(error):
                     raise PacelineError(
@@ -190,8 +191,28 @@ class Loader:
         self._asked = deque(None for _ in self._asked)
 
     def close(self) -> None:
-        """End the loader processes."""
-        self._answers = None
+        """End the loader processes.
+
+        At once: while an exception is under way, its traceback keeps the iterator alive, and forked loader processes
+        keep the sockets of this worker open, by which the others would see that it has gone.
+        """
+        if self._answers is not None:
+            self._answers._shutdown_workers()
+            self._answers = None
+
+    def _start(self) -> Any:
+        """Start the loader processes, which must not collect the garbage of this one.
+
+        A forked process has copies of all objects, but no thread other than its own: the end of a store of an earlier
+        process group, which waits for its thread, would crash it.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return iter(self._loader)
+        finally:
+            if collects:
+                gc.enable()
 
     def _next_key(self) -> list[int]:
         piece = next(self._guess, None)
@@ -211,8 +232,11 @@ class _Guesses:
             yield self._next_key()
 
 
-def _outlive_the_first_signal(worker: int) -> None:
-    """Ctrl-C and SIGTERM often go to all processes: the training still needs its data until it has stopped in order."""
+def _begin_loader(worker: int) -> None:
+    """What a loader process does first."""
+    gc.freeze()
+    gc.enable()
+    # Ctrl-C and SIGTERM often go to all processes: the training still needs its data until it has stopped in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 

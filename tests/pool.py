@@ -93,6 +93,7 @@ def _serve(pipe: Connection[Any, Any]) -> None:
     import torch
 
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of loader processes: as in a script of a user
     while True:
         try:
             rank, size, port, job, args = pipe.recv()

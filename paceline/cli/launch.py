@@ -109,7 +109,7 @@ def _attempt(command: Sequence[str], workers: int, machines: Machines) -> int:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder, prompt_endings(ended):
         agent = elastic_launch(_config(folder, workers, machines), sys.executable)
         try:
-            agent("-u", worker.__file__, *command)
+            agent(worker.__file__, *command)
         except ChildFailedError as error:
             found = failures(error.failures, ended)
             for line in explain(found):

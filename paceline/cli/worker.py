@@ -30,6 +30,8 @@ def main() -> None:
     """Run ``script.py ARGS…`` or ``-m module ARGS…``."""
     _end_with_launcher()
     faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):  # shown at once, and lines of several workers stay whole
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     sys.excepthook = _take_error
     try:
         _run(sys.argv[1:])

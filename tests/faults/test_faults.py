@@ -53,7 +53,7 @@ def test_the_others_end_and_say_why(tmp_path: Path, fault: str, error: str, says
 
 @pytest.mark.parametrize(
     ("number", "loaders"),
-    [(signal.SIGTERM, 0), (signal.SIGINT, 0), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow)],
+    [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 1)],
 )
 def test_a_signal_to_one_worker_stops_all_with_a_checkpoint(
     tmp_path: Path, number: signal.Signals, loaders: int
