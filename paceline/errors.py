@@ -10,7 +10,8 @@
     │   ├── WorkerLost        a worker died, froze, failed or left while others waited for it
     │   └── WorkersDisagree   the workers were given different models, data or settings
     ├── CheckpointError       a checkpoint cannot be written, or is not one, or is damaged
-    └── DataMissing           a data file is not on this machine
+    ├── DataMissing           a data file is not on this machine
+    └── LabError              the lab cannot build or take down its cluster
 
     Interrupted               Ctrl-C or SIGTERM, after all workers have stopped together (a SystemExit)
 """
@@ -22,6 +23,7 @@ __all__ = [
     "DataMissing",
     "FleetError",
     "Interrupted",
+    "LabError",
     "LoopError",
     "NonFiniteLoss",
     "PacelineError",
@@ -86,3 +88,7 @@ class Interrupted(SystemExit):
     def __init__(self, signal_number: int) -> None:
         super().__init__(128 + signal_number)
         self.signal_number = signal_number
+
+
+class LabError(PacelineError, RuntimeError):
+    """The lab lacks something that it needs, is in use, or could not build or take down its cluster."""

@@ -1,4 +1,4 @@
-"""The command line: ``paceline run``, ``paceline demo``, ``paceline doctor``."""
+"""The command line: ``paceline run``, ``paceline demo``, ``paceline lab``, ``paceline doctor``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import demo, doctor, run
+from paceline.cli import demo, doctor, lab, run
 from paceline.identity import versions
 
 __all__ = ["app"]
@@ -40,3 +40,4 @@ def _main(
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run.run)
 app.command()(demo.demo)
 app.command()(doctor.doctor)
+app.add_typer(lab.app, name="lab")
