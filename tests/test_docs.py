@@ -127,10 +127,10 @@ def test_the_readme_links_to_every_page() -> None:
 
 def commands(page: Path) -> Iterator[list[str]]:
     for block in blocks(page, "sh"):
-        for line in block.text.splitlines():
+        for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words:
-                yield words
+                yield words[1:] if words[0] == "sudo" else words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
@@ -151,6 +151,9 @@ def check_paceline(args: list[str], told: str) -> None:
     """The subcommand and those options of it that stand before its first argument exist."""
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert args[0] in known, told
+    while hasattr(known[args[0]], "commands"):
+        known, args = known[args[0]].commands, args[1:]
+        assert args[0] in known, told
     options = {option: one for one in known[args[0]].params for option in one.opts if option.startswith("-")}
     rest = iter(args[1:])
     for word in rest:

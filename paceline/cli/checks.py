@@ -19,6 +19,7 @@ from rich.filesize import decimal
 from paceline.cli.exchange import all_reduce_seconds
 from paceline.cli.launch import cores
 from paceline.errors import DataMissing, FleetError
+from paceline.lab.tools import missing
 from paceline.tasks import cifar10, fashion_mnist, tinyshakespeare
 from paceline.tasks.files import data_folders, find
 
@@ -65,11 +66,8 @@ def _machine() -> Iterator[Row]:
     free = shutil.disk_usage(there).free
     writable = os.access(there, os.W_OK)
     yield Row("disk", writable and free > 1e9, f"{decimal(free)} free for {runs}" + ("" if writable else ", read-only"))
-    tools = [tool for tool in ("ip", "tc") if shutil.which(tool)]
-    root = os.geteuid() == 0
-    found = f"{'root' if root else 'not root'}, {' and '.join(tools) or 'neither ip nor tc'}"
-    able = root and len(tools) == 2
-    yield Row("network emulation", able, found if able else f"{found}; needs root and: apt-get install iproute2")
+    lacks = missing()
+    yield Row("lab", not lacks, "; ".join(lacks) or "namespaces, shaped links and processor quotas work")
 
 
 def _memory() -> str:

@@ -14,13 +14,16 @@ from paceline.errors import SettingError
 from paceline.lab.cgroups import CpuGroup, Use, find_hierarchy
 from paceline.lab.cluster import Cluster, Event, Worker
 from paceline.lab.network import INTERFACE, Network, Traffic, address, namespace
-from paceline.lab.remains import clean, only_lab
+from paceline.lab.remains import HOSTS, clean, only_lab
 from paceline.lab.tools import check_needs
 
 __all__ = ["Lab"]
 
 PORT = 29500
+# What a worker's shell does before it becomes the command: join the groups, then (in namespaces of its own) take the
+# worker's name and the hosts file of the lab.
 JOIN = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo $$ > "$1" || exit 125; shift; n=$((n - 1)); done; exec "$@"'
+SETTLE = 'mount --bind "$1" /etc/hosts && echo "$2" > /proc/sys/kernel/hostname || exit 125; shift 2; exec "$@"'
 
 
 class Lab:
@@ -44,6 +47,7 @@ class Lab:
             clean()
             exits.callback(clean)
             self.network.build()
+            HOSTS.write_text(_hosts(self.cluster))
             hierarchy = find_hierarchy()
             for worker in self.cluster.workers:
                 self._groups[worker.name] = CpuGroup(hierarchy, worker.name)
@@ -57,13 +61,16 @@ class Lab:
         self._exits.close()
 
     def command(self, name: str, command: Sequence[str]) -> list[str]:
-        """What starts a command as this worker: in its namespace, in its group, and ended with this process.
+        """What starts a command as this worker: in its namespaces, in its group, and ended with this process.
+
+        Inside, the host is called after the worker, and the names of all workers lead to their addresses.
 
         Start it from the main thread: the kernel ends it with the thread that did.
         """
         joins = self._groups[name].joins
         enter = ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{namespace(name)}", "--"]
-        return ["sh", "-c", JOIN, "sh", str(len(joins)), *joins, *enter, *command]
+        settle = ["unshare", "--mount", "--uts", "sh", "-c", SETTLE, "sh", str(HOSTS), name]
+        return ["sh", "-c", JOIN, "sh", str(len(joins)), *joins, *enter, *settle, *command]
 
     def environment(self, name: str) -> dict[str, str]:
         """The variables that torchrun would set for this worker, if every worker were a machine."""
@@ -122,6 +129,12 @@ class Lab:
     def worker(self, name: str) -> Worker:
         """The worker of this name."""
         return self._workers[name]
+
+
+def _hosts(cluster: Cluster) -> str:
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    lines += [f"{address(worker.rank + 1)} {worker.name}" for worker in cluster.workers]
+    return "\n".join(lines) + "\n"
 
 
 def check_command(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

@@ -16,9 +16,10 @@ from paceline.errors import LabError
 from paceline.lab.cgroups import FOLDER, CpuGroup, Hierarchy, find_hierarchy, groups, remove_folder
 from paceline.lab.network import namespaces, remove_namespace
 
-__all__ = ["clean", "only_lab", "remains"]
+__all__ = ["HOSTS", "clean", "only_lab", "remains"]
 
 LOCK = Path("/run/paceline-lab.lock")
+HOSTS = Path("/run/paceline-lab.hosts")
 
 
 class _Owner(msgspec.Struct):
@@ -79,4 +80,5 @@ def clean() -> list[str]:
     remove_folder(hierarchy)
     for name in namespaces():
         remove_namespace(name)
+    HOSTS.unlink(missing_ok=True)
     return found

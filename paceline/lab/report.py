@@ -60,7 +60,7 @@ def worker_table(report: Report, cluster: Cluster) -> Table:
     table = Table(title=f"{report.cluster}: {report.seconds:.1f} s", title_justify="left", box=None, pad_edge=False)
     for column in ("worker", "cpu", "link", "exit"):
         table.add_column(column)
-    for column in ("wall", "cpu time", "throttled", "waiting", "sent", "received"):
+    for column in ("wall s", "cpu s", "throttled s", "waiting s", "sent MB", "received MB"):
         table.add_column(column, justify="right")
     for given, found in zip(cluster.workers, report.workers, strict=True):
         link = show_rate(given.link.up)
@@ -69,7 +69,8 @@ def worker_table(report: Report, cluster: Cluster) -> Table:
         numbers = ["–"] * 6
         if found.exit is not None:
             times = (found.wall_seconds, found.cpu_seconds, found.throttled_seconds, found.waiting_seconds)
-            numbers = [*(f"{each:.1f} s" for each in times), _bytes(found.bytes_sent), _bytes(found.bytes_received)]
+            traffic = (found.bytes_sent, found.bytes_received)
+            numbers = [*(f"{each:.1f}" for each in times), *(f"{each / 1e6:.1f}" for each in traffic)]
         table.add_row(found.name, f"{given.cpu:g}", link, _ending(found), *numbers)
     return table
 
@@ -101,7 +102,3 @@ def _ending(worker: WorkerReport) -> str:
     if worker.exit is None:
         return "not started"
     return f"{worker.exit}" if worker.ended_by is None else f"{worker.exit} ({worker.ended_by})"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 10**5 else f"{count / 1e3:.1f} kB"

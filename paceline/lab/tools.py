@@ -12,7 +12,13 @@ from paceline.lab.cgroups import find_hierarchy
 
 __all__ = ["check_needs", "missing", "run"]
 
-COMMANDS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux"}
+COMMANDS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+}
 SECONDS = 20.0
 
 

@@ -14,7 +14,7 @@ def test_the_table_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     found = CliRunner().invoke(app, ["doctor"])
     rows = {line.split("  ")[0].strip(): line for line in found.stdout.splitlines()}
-    for name in ("Python", "torch", "cores", "memory", "GPUs", "disk", "scikit-learn", "NCCL", "network emulation"):
+    for name in ("Python", "torch", "cores", "memory", "GPUs", "disk", "scikit-learn", "NCCL", "lab"):
         assert name in rows
     for task in tasks.names():
         assert f"data: {task}" in rows
