@@ -88,7 +88,7 @@ class Lab:
             "MASTER_ADDR": address(1),
             "MASTER_PORT": str(PORT),
             **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), INTERFACE),
-            "OMP_NUM_THREADS": str(math.ceil(worker.cpu)),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(math.ceil(worker.cpu))),
             "PYTHONUNBUFFERED": "1",
             "PACELINE_LAB_WORKER": name,
         }

@@ -8,9 +8,10 @@ import os
 import signal
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,7 @@ __all__ = ["TIMED_OUT", "run_workers"]
 
 TIMED_OUT = 124  # what timeout(1) says
 GRACE = 30.0  # seconds for workers to end in order after a signal: Paceline's write a checkpoint then
+LAST_WORDS = 2.0  # seconds for what a worker has started to end with it
 LINE = 1 << 20  # characters of a line of output that are kept together
 
 Show = Callable[[str, str], None]
@@ -53,11 +55,15 @@ def run_workers(
 @dataclass
 class _Running:
     process: Process
+    follower: asyncio.Task[None]
     since: float
-    pump: asyncio.Task[None]
     until: float = 0.0
     ended_by: str | None = None
     frozen: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return self.process.returncode is None
 
 
 @dataclass
@@ -69,6 +75,7 @@ class _Runner:
     limit: float | None
     name: str
     running: dict[str, _Running] = field(default_factory=dict)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
     events: list[EventReport] = field(default_factory=list)
     began: float = 0.0
     signals: int = 0
@@ -82,20 +89,16 @@ class _Runner:
             if worker.name not in cluster.late:
                 await self._start(worker.name)
         started, self.began = time.time(), time.monotonic()
-        timers = [asyncio.create_task(self._events())]
+        self._spawn(self._events())
         if self.limit is not None:
-            timers.append(asyncio.create_task(self._end_after(self.limit, f"limit of {self.limit:g} s")))
+            self._spawn(self._end_after(self.limit, f"limit of {self.limit:g} s"))
         try:
             await self._all_ended()
-        finally:
-            for timer in timers:
-                timer.cancel()
-            for name, each in self.running.items():
-                if each.process.returncode is None:
-                    self.lab.send(name, signal.SIGKILL)
-        for timer in timers:  # an error in an event is an error of the run
-            with contextlib.suppress(asyncio.CancelledError):
-                await timer
+        except BaseException:
+            for name in self.running:
+                self._kill(name, "error")
+            await asyncio.wait([each.follower for each in self.running.values()], timeout=LAST_WORDS)
+            raise
         missed = cluster.events[len(self.events) :]
         return Report(
             cluster=self.name,
@@ -118,8 +121,23 @@ class _Runner:
             limit=LINE,
             start_new_session=True,  # Ctrl-C at the terminal is for the lab, which passes it on
         )
-        since = time.monotonic()
-        self.running[name] = _Running(process, since, asyncio.create_task(self._pump(name, process)))
+        follower = self._spawn(self._follow(name, process))
+        self.running[name] = _Running(process, follower, time.monotonic())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.create_task(work))
+        return self.tasks[-1]
+
+    async def _follow(self, name: str, process: Process) -> None:
+        """Pass on what a worker writes, and see when it ends; what it has started ends soon after it."""
+        pump = asyncio.create_task(self._pump(name, process))
+        while process.returncode is None:
+            await asyncio.sleep(0.01)
+        ended = time.monotonic()
+        await asyncio.wait([pump], timeout=LAST_WORDS)
+        self.lab.send(name, signal.SIGKILL)
+        await pump
+        self.running[name].until = ended
 
     async def _pump(self, name: str, process: Process) -> None:
         """Pass on what a worker writes, line by line."""
@@ -153,7 +171,7 @@ class _Runner:
             await self._start(event.target)
             return
         self.lab.apply(event)
-        if (running := self.running.get(event.target)) is not None and running.process.returncode is None:
+        if (running := self.running.get(event.target)) is not None and running.alive:
             if event.do == "kill":
                 running.ended_by = "kill event"
             elif event.do in ("freeze", "thaw"):
@@ -161,17 +179,12 @@ class _Runner:
 
     async def _all_ended(self) -> None:
         """Wait for all workers; those that nothing will thaw any more are killed when the others have ended."""
-        while True:
-            alive = {name: each for name, each in self.running.items() if each.until == 0.0}
-            for name, each in alive.items():
-                if each.process.returncode is not None and each.pump.done():
-                    each.until = time.monotonic()
-                    del name
-            alive = {name: each for name, each in alive.items() if each.until == 0.0}
-            if not alive:
-                return
-            if all(each.frozen and not self._thaws(name) for name, each in alive.items()):
-                for name in alive:
+        while rest := {name: each for name, each in self.running.items() if not each.until}:
+            for task in self.tasks:
+                if task.done():
+                    task.result()  # an error in an event, or a full disk, is an error of the whole
+            if all(each.frozen and not self._thaws(name) for name, each in rest.items()):
+                for name in rest:
                     self._kill(name, "frozen")
             await asyncio.sleep(0.01)
 
@@ -186,7 +199,7 @@ class _Runner:
 
     def _kill(self, name: str, why: str) -> None:
         running = self.running[name]
-        if running.process.returncode is None:
+        if running.alive:
             running.ended_by = running.ended_by or why
             self.lab.send(name, signal.SIGKILL)
 
@@ -199,7 +212,7 @@ class _Runner:
         for each in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 each.process.send_signal(number)
-        self._stopping = asyncio.create_task(self._end_after(GRACE, f"not ended {GRACE:g} s after {number.name}"))
+        self._spawn(self._end_after(GRACE, f"not ended {GRACE:g} s after {number.name}"))
 
     def _report(self, name: str) -> WorkerReport:
         worker = self.lab.worker(name)

@@ -241,6 +241,43 @@ def test_who_is_frozen_for_ever_does_not_hold_up_the_lab(tmp_path: Path) -> None
     assert [(each.exit, each.ended_by) for each in report.workers] == [(0, None), (-9, "frozen")]
 
 
+def test_what_a_worker_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    """It even holds the worker's output open."""
+    report, said = run(tmp_path, TWO, "sh", "-c", "sleep 300 & echo done")
+    assert report.exit == 0
+    assert said["w0"] == ["done"]
+    assert max(worker.wall_seconds for worker in report.workers) < 2  # the worker's own time
+
+
+def test_an_event_that_fails_is_an_error_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, name: str) -> None:
+        raise LabError("the link does not exist")
+
+    monkeypatch.setattr("paceline.lab.network.Network.cut", fail)
+    with pytest.raises(LabError, match="the link does not exist"):
+        run(tmp_path, TWO + "[[event]]\nat = 0.1\ndo = 'cut'\nworker = 'w1'\n", "sleep", "300")
+    assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_passed_on_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "cluster.toml").write_text(TWO)
+    script = "trap 'echo told; exit 9' INT TERM; echo ready; while :; do sleep 0.1; done"
+    start = [sys.executable, "-m", "paceline", "lab", "run", str(tmp_path / "cluster.toml"), "--"]
+    lab = subprocess.Popen([*start, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert lab.stdout is not None
+    try:
+        assert {lab.stdout.readline() for _ in range(2)} == {"w0 | ready\n", "w1 | ready\n"}
+        lab.send_signal(number)
+        rest, _ = lab.communicate(timeout=60)
+    finally:
+        lab.kill()
+        lab.wait()
+    assert sorted(rest.splitlines()) == ["w0 | told", "w1 | told"]
+    assert lab.returncode == 9
+    assert_nothing_is_left()
+
+
 def test_the_limit(tmp_path: Path) -> None:
     report, _ = run(tmp_path, TWO, "sleep", "60", limit=0.5)
     assert report.exit == 124
