@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -19,6 +20,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.errors import FleetError, SettingError, WorkerLost, WorkersDisagree
 from paceline.watch import SILENT, Watch
+
+if TYPE_CHECKING:
+    from paceline.testing.tell import Line
 
 __all__ = ["Fleet"]
 
@@ -39,6 +43,7 @@ class Fleet:
         self._gathers = 0
         self._leaves = 0
         self._closed = False
+        self._line = _line_to_harness()
         # A collective needs tensors where its backend works: gloo's on the CPU, NCCL's on this worker's GPU (the
         # latter is not exercised by the tests, which have no GPU).
         nccl = size > 1 and dist.get_backend() == "nccl"
@@ -77,6 +82,8 @@ class Fleet:
         """Note what this worker does, for the messages of those who may wait for it."""
         if self._watch:
             self._watch.doing(step, what)
+        if self._line is not None:
+            self._line.reached(step, what)
 
     def all_reduce(self, tensor: Tensor, what: str) -> None:
         """Sum a tensor over all workers, in place."""
@@ -293,6 +300,15 @@ def _store_of_this_run() -> Store:
         number = number.cuda()
     dist.broadcast(number, src=0)
     return PrefixStore(f"paceline/{int(number.item())}", dist.distributed_c10d._get_default_store())
+
+
+def _line_to_harness() -> Line | None:
+    """To the test that has started this worker, if one has: it lets faults happen at exact steps."""
+    if "PACELINE_TESTING" not in os.environ:
+        return None
+    from paceline.testing.tell import line  # a run without a test has no use for the package
+
+    return line()
 
 
 def _reason(error: BaseException) -> str:

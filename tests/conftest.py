@@ -7,6 +7,8 @@ import torch
 
 from tests.pool import Pool
 
+pytest_plugins = ["paceline.testing"]
+
 torch.set_num_threads(1)
 
 

@@ -61,7 +61,7 @@ def check_needs() -> None:
 
 def _try_namespaces() -> list[str]:
     """Containers are often root without the right to make a namespace or to shape a link."""
-    name = f"paceline-try-{os.getpid()}"
+    name = f"pacelinetry-{os.getpid()}"  # no name of a lab, whose remains others may remove
     try:
         run("ip", "netns", "add", name)
         try:

@@ -1,23 +1,25 @@
-"""One of four workers dies, freezes, raises, diverges or leaves: the others end soon and say why."""
+"""A worker dies, freezes, is cut off, raises, diverges or leaves: the others end soon and say why."""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from paceline import checkpoint
-from tests.faults.fleet import fleet
-from tests.faults.worker import DEADLINE, train_until
+from paceline.testing import LabWorkers, Outcome, Workers
+from tests.faults.worker import CULPRIT, DEADLINE, STEP, train
 
 WORKERS = 4
-CULPRIT = 2
-STEP = 7
+PROMISE = DEADLINE + 10  # seconds, of the documentation
+
+
+def check_what_they_waited_for(outcome: Outcome) -> None:
+    for ending in outcome.others:
+        says = rf"WorkerLost: rank {ending.worker}, in step \d+, waited [\d.]+ s for the (gradients|notes) of step \d+"
+        assert re.search(says, ending.output), ending.output
 
 
 @pytest.mark.parametrize("wrap", [False, True], ids=["plain", "ddp"])
@@ -25,30 +27,22 @@ STEP = 7
     ("fault", "error", "says"),
     [
         ("kill", "WorkerLost", r"rank 2 (ended or lost its connection|gave no sign of life) \(rank 2: last heartbeat"),
-        ("stop", "WorkerLost", r"rank 2 gave no sign of life \(rank 2: last heartbeat [\d.]+ s ago"),
+        ("freeze", "WorkerLost", r"rank 2 gave no sign of life \(rank 2: last heartbeat [\d.]+ s ago"),
         ("raise", "WorkerLost", r"rank 2 raised ValueError: something is wrong with this batch"),
-        ("nan", "NonFiniteLoss", r"the loss in step 7 is not finite \(rank 2: nan\)"),
+        ("nan", "NonFiniteLoss", r"NonFiniteLoss: the loss in step 7 is not finite \(rank 2: nan\)"),
         ("break", "WorkerLost", r"rank 2 left the training loop"),
     ],
 )
-def test_the_others_end_and_say_why(tmp_path: Path, fault: str, error: str, says: str, wrap: bool) -> None:
-    with fleet(WORKERS, tmp_path, train_until, fault, CULPRIT, STEP, wrap, None) as workers:
-        began = float(workers.wait_for(CULPRIT, "fault", 60).split()[1])
-        for rank in range(WORKERS):
-            if rank == CULPRIT:
-                continue
-            assert workers.end_of(rank, DEADLINE + 60) != 0
-            # The promise of the documentation: within 10 s of the deadline.
-            assert time.time() - began < DEADLINE + 10
-            said = workers.said(rank)
-            assert f"{error}: " in said, said
-            assert re.search(says, said), said
-            if error == "WorkerLost":
-                assert re.search(
-                    rf"rank {rank}, in step \d+, waited [\d.]+ s for the (gradients|notes) of step \d+", said
-                ), said
-        if fault in ("raise", "nan"):
-            assert workers.end_of(CULPRIT, 20) != 0
+def test_the_others_end_and_say_why(workers: Workers, fault: str, error: str, says: str, wrap: bool) -> None:
+    group = workers(train, fault, wrap, size=WORKERS)
+    at = group.at(step=STEP, worker=CULPRIT)
+    {"kill": at.kill, "freeze": at.freeze}.get(fault, at.mark)()
+    outcome = group.wait(DEADLINE + 60, besides=[CULPRIT] if fault == "break" else [])
+    outcome.check_detected(within=PROMISE, error=error, says=says)
+    if error == "WorkerLost":
+        check_what_they_waited_for(outcome)
+    if fault in ("raise", "nan"):
+        assert outcome.endings[CULPRIT].code == 1
 
 
 @pytest.mark.parametrize(
@@ -56,18 +50,25 @@ def test_the_others_end_and_say_why(tmp_path: Path, fault: str, error: str, says
     [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 1)],
 )
 def test_a_signal_to_one_worker_stops_all_with_a_checkpoint(
-    tmp_path: Path, number: signal.Signals, loaders: int
+    workers: Workers, tmp_path: Path, number: signal.Signals, loaders: int
 ) -> None:
     """Where there are loader processes, they get the signal, too, as from a terminal or a scheduler."""
-    saves = tmp_path / "saves"
-    with fleet(WORKERS, tmp_path, train_until, "signal", 3, 5, False, saves, loaders) as workers:
-        workers.wait_for(3, "at the step", 60)
-        process = psutil.Process(workers.processes[3].pid)
-        assert len(process.children()) == loaders
-        for one in [*process.children(), process]:
-            os.kill(one.pid, number)
-        for rank in range(WORKERS):
-            assert workers.end_of(rank, 30) == 128 + number, workers.said(rank)
-            assert "Traceback" not in workers.said(rank)
-    (saved,) = checkpoint.find(saves)
-    assert checkpoint.parse(checkpoint.read(saved))["cursor"]["progress"]["step"] > 5
+    group = workers(train, "signal", False, tmp_path, loaders, size=WORKERS)
+    group.at(step=STEP, worker=CULPRIT).signal(number)
+    outcome = group.wait(60)
+    for ending in outcome.endings:
+        assert ending.code == 128 + number, str(outcome)
+        assert "Traceback" not in ending.output
+    assert f"{loaders} loader processes" in outcome.endings[CULPRIT].output
+    (saved,) = checkpoint.find(tmp_path)
+    assert checkpoint.parse(checkpoint.read(saved))["cursor"]["progress"]["step"] == STEP + 1
+
+
+def test_a_worker_whose_link_is_cut(lab_workers: LabWorkers, tmp_path: Path) -> None:
+    (tmp_path / "three.toml").write_text('[[worker]]\ncount = 3\ncpu = 0.6\nrate = "100mbit"\n')
+    group = lab_workers(tmp_path / "three.toml", train, "cut")
+    group.at(step=STEP, worker=CULPRIT).cut()
+    outcome = group.wait(DEADLINE + 60)
+    outcome.check_detected(within=PROMISE, error="WorkerLost", says=r"rank 2 gave no sign of life")
+    check_what_they_waited_for(outcome)
+    assert outcome.survivors == ()  # the worker that was cut off has lost all others

@@ -1,9 +1,9 @@
-"""A training worker that meets with a fault."""
+"""A training worker, to which something happens from outside, or which is at fault itself."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -16,10 +16,12 @@ import paceline as pl
 from tests.problems import data, mlp
 
 DEADLINE = 5.0
+CULPRIT = 2
+STEP = 7
 
 
-def train_until(fault: str, at_rank: int, at_step: int, wrap: bool, folder: Path | None, loaders: int = 0) -> None:
-    """Train; at this rank and step the fault happens."""
+def train(fault: str, wrap: bool = False, folder: Path | None = None, loaders: int = 0) -> None:
+    """Train; one worker raises, diverges (``nan``) or leaves the loop (``break``) at a step, if that is the fault."""
     rank = int(os.environ["RANK"])
     model = mlp()
     wrapped: torch.nn.Module = model
@@ -33,25 +35,18 @@ def train_until(fault: str, at_rank: int, at_step: int, wrap: bool, folder: Path
     ) as run:
         for step in run.steps(epochs=1000):
             optimizer.zero_grad()
-            here = rank == at_rank and step.index == at_step
+            here = rank == CULPRIT and step.index == STEP
             for x, y in step:
                 loss = F.cross_entropy(wrapped(x), y)
                 if here:
-                    print(f"fault {time.time()}", flush=True)
-                    if fault == "kill":
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    elif fault == "stop":
-                        os.kill(os.getpid(), signal.SIGSTOP)
-                    elif fault == "raise":
+                    print(f"{len(multiprocessing.active_children())} loader processes")
+                    if fault == "raise":
                         raise ValueError("something is wrong with this batch")
-                    elif fault == "nan":
+                    if fault == "nan":
                         loss = loss * float("nan")
                 step.backward(loss)
             optimizer.step()
             if here and fault == "break":
                 break
-            if here and fault == "signal":
-                print("at the step", flush=True)
-            time.sleep(0.005)
-        if fault == "break" and rank == at_rank:
+        if fault == "break" and rank == CULPRIT:
             time.sleep(60)  # it has left the loop, but lives: the others must not wait for it

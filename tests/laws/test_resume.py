@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import paceline as pl
-from tests.faults.fleet import fleet
+from paceline.testing import Workers
 from tests.pool import Pool
 from tests.problems import data, flat
 
@@ -117,40 +116,30 @@ def keep_going(folder: Path, seconds: float) -> None:
             torch.save(state(run.model), folder / f"result-{run.fleet.rank}.pt")
 
 
-def kill_at_random_and_resume(pool: Pool, folder: Path, workers: int, kills: int, seed: int) -> None:
-    expected = pool.run(workers, never_stopped)
+def kill_at_random_and_resume(pool: Pool, workers: Workers, folder: Path, size: int, kills: int, seed: int) -> None:
+    expected = pool.run(size, never_stopped)
     moments = random.Random(seed)
-    killed_at: list[int] = []
-    for attempt in range(kills + 1):
-        with fleet(workers, folder / f"attempt-{attempt}", keep_going, folder, 0.01) as started:
-            if attempt < kills:
-                saves = folder / "saves"
-                end = time.monotonic() + 60
-                before = set(saves.glob("*.ckpt"))
-                while set(saves.glob("*.ckpt")) == before and time.monotonic() < end:
-                    time.sleep(0.002)
-                time.sleep(moments.random() * 0.05)  # a step with its save takes about 20 ms: any moment of it
-                pid = started.processes[moments.randrange(workers)].pid
-                assert pid is not None
-                os.kill(pid, signal.SIGKILL)
-                killed_at.append(len(before))
-            else:
-                for rank in range(workers):
-                    assert started.end_of(rank, 90) == 0, started.said(rank)
-    assert len(killed_at) == kills
-    for rank in range(workers):
+    for _ in range(kills):
+        saved = [int(path.stem.removeprefix("step-")) for path in (folder / "saves").glob("step-*.ckpt")]
+        group = workers(keep_going, folder, 0.01, size=size)
+        # A step with its save takes about 20 ms: any moment of one of the steps that follow.
+        step, delay = max(saved, default=0) + moments.randrange(1, 3), moments.random() * 0.05
+        group.at(step=step, worker=moments.randrange(size), delay=delay).kill()
+        group.wait(90, besides=range(size))
+    workers(keep_going, folder, 0.01, size=size).wait(90).check_survivors(range(size))
+    for rank in range(size):
         found = torch.load(folder / f"result-{rank}.pt", weights_only=True)
         assert torch.equal(found, expected[rank])
 
 
-def test_killed_and_resumed(pool: Pool, tmp_path: Path) -> None:
-    kill_at_random_and_resume(pool, tmp_path, workers=2, kills=3, seed=5)
+def test_killed_and_resumed(pool: Pool, workers: Workers, tmp_path: Path) -> None:
+    kill_at_random_and_resume(pool, workers, tmp_path, size=2, kills=3, seed=5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_killed_and_resumed_twenty_times(pool: Pool, tmp_path: Path, seed: int) -> None:
-    kill_at_random_and_resume(pool, tmp_path, workers=2, kills=2, seed=seed)
+def test_killed_and_resumed_twenty_times(pool: Pool, workers: Workers, tmp_path: Path, seed: int) -> None:
+    kill_at_random_and_resume(pool, workers, tmp_path, size=2, kills=2, seed=seed)
 
 
 def ids_until(folder: Path, steps: int | None) -> list[int]:
