@@ -131,10 +131,11 @@ class Fleet:
         while len(found) < self.size:
             # Looked at first: who raised or closed its run may have put its part up before.
             in_trouble = self._watch.trouble is not None
-            gone = [rank for rank in range(self.size) if rank not in found and self._watch.get(f"done/{rank}")]
-            for rank in range(self.size):
-                if rank not in found and (value := self._watch.get(f"{prefix}/{rank}")) is not None:
-                    found[rank] = value
+            missing = tuple(rank for rank in range(self.size) if rank not in found)
+            done = self._watch.get([f"done/{rank}" for rank in missing])
+            gone = [rank for rank in missing if f"done/{rank}" in done]
+            come = self._watch.get([f"{prefix}/{rank}" for rank in missing])
+            found.update({rank: come[f"{prefix}/{rank}"] for rank in missing if f"{prefix}/{rank}" in come})
             missing = tuple(rank for rank in range(self.size) if rank not in found)
             if gone := [rank for rank in gone if rank in missing]:
                 self._watch.post((gone[0],), "has closed its run")
@@ -223,7 +224,8 @@ class Fleet:
             end = time.monotonic() + min(self.deadline, 10.0)
             waiting = set(range(self.size))
             while waiting and self._watch.trouble is None and time.monotonic() < end:
-                waiting = {rank for rank in waiting if self._watch.get(f"done/{rank}") is None}
+                done = self._watch.get([f"done/{rank}" for rank in waiting])
+                waiting = {rank for rank in waiting if f"done/{rank}" not in done}
                 time.sleep(0.002)
             self._watch.close()
 
@@ -258,8 +260,9 @@ class Fleet:
 
     def _blame_who_left(self) -> None:
         assert self._watch is not None
+        found = self._watch.get([f"left/{rank}" for rank in range(self.size)])
         for rank in range(self.size):
-            leaves, _, why = (self._watch.get(f"left/{rank}") or b"0").decode().partition(" ")
+            leaves, _, why = found.get(f"left/{rank}", b"0").decode().partition(" ")
             if self._watch.trouble is None and int(leaves) > self._leaves:
                 self._watch.post((rank,), why)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -128,14 +128,14 @@ class Watch:
         """Write a value of this run to the store."""
         self.ask(lambda: self._store.set(key, value), seconds=SILENT)  # type: ignore[arg-type]  # takes bytes, too
 
-    def get(self, key: str) -> bytes | None:
-        """Read a value of this run from the store; None if it is not there (yet)."""
+    def get(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Read those of these values of this run that are in the store, within one limit for all of them."""
 
-        def read() -> bytes | None:
-            return bytes(self._store.get(key)) if self._store.check([key]) else None
+        def read() -> dict[str, bytes]:
+            return {key: bytes(self._store.get(key)) for key in keys if self._store.check([key])}
 
         found = self.ask(read, seconds=SILENT)
-        return found if isinstance(found, bytes) else None
+        return found if isinstance(found, dict) else {}
 
     def drop(self, key: str) -> None:
         """Remove a value of this run from the store."""

@@ -45,6 +45,15 @@ def test_the_others_end_and_say_why(workers: Workers, fault: str, error: str, sa
         assert outcome.endings[CULPRIT].code == 1
 
 
+@pytest.mark.parametrize("size", [3, 8])
+def test_the_worker_that_hosts_the_store_freezes(workers: Workers, size: int) -> None:
+    """Nobody can ask the store then who is missing: every question has a limit, whatever the number of workers."""
+    group = workers(train, "freeze", size=size)
+    group.at(step=STEP, worker=0).freeze()
+    outcome = group.wait(DEADLINE + 60)
+    outcome.check_detected(within=PROMISE, error="WorkerLost", says=r"rank 0 gave no sign of life")
+
+
 @pytest.mark.parametrize(
     ("number", "loaders"),
     [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 1)],
