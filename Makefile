@@ -20,8 +20,11 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The short set, in about five minutes; the last one needs root.
 bench: $(READY)
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/overhead.py --rounds 0.25
+	$(BIN)/python benchmarks/contest.py --task digits --seconds 10
+	$(BIN)/python benchmarks/links.py --rounds 1
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs
@@ -31,4 +34,13 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt hatchling editables torch
 	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@
+
+# An environment for each peer of the contest: what they depend on never enters ours.
+.PHONY: peers
+peers: $(patsubst benchmarks/peers/%.txt,.peers/%/.ready,$(wildcard benchmarks/peers/*.txt))
+
+.peers/%/.ready: benchmarks/peers/%.txt
+	$(PYTHON) -m venv --clear .peers/$*
+	.peers/$*/bin/pip install --quiet -r $<
 	touch $@

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import bench
 from paceline.lab import Cluster, Lab, Link, find_cluster, read_cluster, run_workers
+from paceline.lab.tools import missing
 
 PAYLOAD = 1460 / 1514  # of an Ethernet frame of full length: what TCP, IP and Ethernet leave for data
 FREE = Link(10**10, 10**10)
@@ -75,6 +76,8 @@ def main() -> None:
     if options.worker:
         worker(options.worker, options.steps)
         return
+    if lacks := missing():
+        raise SystemExit(f"the lab cannot work here: {'; '.join(lacks)}")
     slow = read_cluster(find_cluster("slow"))
     free = msgspec.structs.replace(
         slow, workers=tuple(msgspec.structs.replace(each, link=FREE) for each in slow.workers)

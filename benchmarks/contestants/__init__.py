@@ -1,0 +1,80 @@
+"""Who takes part in the contest. One file a contestant; what they share needs torch and the standard library alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ROSTER", "Contestant"]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to train, and how to start it."""
+
+    name: str
+    """What it is called on the command line."""
+    title: str
+    """What it is called in the table."""
+    module: str
+    """Run with ``python -m MODULE JOBFOLDER ARGUMENTS`` on every worker."""
+    arguments: tuple[str, ...] = ()
+    environment: str | None = None
+    """The folder of its environment below ``.peers``; None for the project's own."""
+    note: str = ""
+    """What was chosen for it, for the table's footnotes; ``{every}`` becomes the number of local steps."""
+
+
+ROSTER = [
+    Contestant("ddp", "torch DDP", f"{__name__}.ddp"),
+    Contestant("ddp-fp16", "torch DDP, fp16", f"{__name__}.ddp", ("fp16",), note="fp16_compress_hook"),
+    Contestant(
+        "post-local-sgd",
+        "torch PostLocalSGD",
+        f"{__name__}.post_local_sgd",
+        note="H = {every}, no warm-up: gradients are never averaged",
+    ),
+    Contestant(
+        "accelerate",
+        "accelerate LocalSGD",
+        f"{__name__}.accelerate_local_sgd",
+        environment="accelerate",
+        note="H = {every}",
+    ),
+    Contestant(
+        "torchft-local-sgd",
+        "torchft LocalSGD",
+        f"{__name__}.torchft_local_sgd",
+        environment="torchft",
+        note="H = {every}",
+    ),
+    Contestant(
+        "torchft-diloco",
+        "torchft DiLoCo",
+        f"{__name__}.torchft_diloco",
+        environment="torchft",
+        note="H = {every}; outer SGD with Nesterov momentum 0.9 and learning rate 0.7, as in the DiLoCo paper",
+    ),
+    Contestant(
+        "decent-dp",
+        "Decent-DP",
+        f"{__name__}.decent_dp",
+        environment="decent-dp",
+        note="topology one-peer-exp for 2, 4, 8, … workers, else ring, for odd numbers complete",
+    ),
+    Contestant(
+        "hivemind",
+        "hivemind",
+        f"{__name__}.hivemind_local",
+        environment="hivemind",
+        note="local updates; averaged in the background every 256 batches per worker, 8 bit (small tensors 16 bit), "
+        "matchmaking 5 s; each worker stops by its own clock",
+    ),
+    Contestant(
+        "adaptdl",
+        "AdaptDL",
+        f"{__name__}.adaptdl_adaptive",
+        environment="adaptdl",
+        note="starts with the batch of all, may raise it to 4 times as much; AdaScale rule for the learning rate",
+    ),
+    Contestant("paceline-all-reduce", "Paceline AllReduce", f"{__name__}.ours", ("all-reduce",)),
+]
