@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -241,4 +242,5 @@ def _parse(arguments: Sequence[str] | None, roster: Sequence[Contestant]) -> arg
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers and files are gone then, too
     main()

@@ -238,9 +238,9 @@ class Fleet:
         try:
             work.wait(timedelta(seconds=SLICE))
         except RuntimeError:
-            if work.is_completed():
-                raise
-            return False
+            if not work.is_completed():
+                return False
+            work.wait()  # it may have been completed just after the slice had passed: then all is well
         return True
 
     def _look_around(self, what: str, since: float, missing: tuple[int, ...]) -> None:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.speak import plain_errors, say
+from paceline.errors import SettingError
 from paceline.lab.file import example_files, find_cluster, read_cluster
 from paceline.lab.lab import Lab, check_command
 from paceline.lab.measure import measure_cpu, measure_links
@@ -48,6 +49,8 @@ def run(
         path = find_cluster(cluster)
         described = read_cluster(path)
         check_command(command)
+        if out is not None:
+            _check_folder(out)
         with Lab(described, path.stem) as lab:
             width = max(len(worker.name) for worker in described.workers)
             report = run_workers(
@@ -57,7 +60,7 @@ def run(
                 limit=limit,
                 name=path.stem,
             )
-    screen = Console(stderr=True, highlight=False)
+    screen = _wide_screen(stderr=True)
     screen.print(worker_table(report, described))
     if report.events:
         screen.print(event_table(report.events))
@@ -74,7 +77,7 @@ def check(cluster: ClusterFile) -> None:
     with plain_errors():
         path = find_cluster(cluster)
         described = read_cluster(path)
-        screen = Console(highlight=False)
+        screen = _wide_screen()
         with Lab(described, path.stem) as lab:
             with screen.status("measuring processors"):
                 found = measure_cpu(lab)
@@ -93,6 +96,19 @@ def clean() -> None:
         with only_lab("clean"):
             found = remove_remains()
         say(f"removed {len(found)}: {', '.join(found)}" if found else "nothing is left of any lab")
+
+
+def _wide_screen(stderr: bool = False) -> Console:
+    """A file or a pipe has no width, but the tables need some."""
+    screen = Console(stderr=stderr, highlight=False)
+    return screen if screen.is_terminal else Console(stderr=stderr, highlight=False, width=140)
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"--out ({folder}) cannot be made: {error}") from None
 
 
 def _print(line: str) -> None:

@@ -6,10 +6,12 @@ Version 2 is tested on files that look like it; the quotas themselves were measu
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,6 +74,7 @@ class CpuGroup:
     def __init__(self, hierarchy: Hierarchy, name: str) -> None:
         self._hierarchy = hierarchy
         self._folders = [root / FOLDER / name for root in hierarchy.roots]
+        self._period = PERIOD_MICROSECONDS / 1e6
         self._cpu, self._cpuacct = hierarchy.cpu / FOLDER / name, hierarchy.cpuacct / FOLDER / name
 
     def create(self, cores: float) -> None:
@@ -91,12 +94,16 @@ class CpuGroup:
 
     def set_cpu(self, cores: float) -> None:
         """Change the quota."""
-        quota = max(1000, round(cores * PERIOD_MICROSECONDS))  # the kernel takes no less than a millisecond
+        # The kernel takes no quota below a millisecond: very slow processors have longer periods.
+        period = max(PERIOD_MICROSECONDS, math.ceil(1000 / cores))
+        quota = round(cores * period)
         if self._hierarchy.version == 2:
-            (self._cpu / "cpu.max").write_text(f"{quota} {PERIOD_MICROSECONDS}")
+            (self._cpu / "cpu.max").write_text(f"{quota} {period}")
         else:
-            (self._cpu / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+            (self._cpu / "cpu.cfs_quota_us").write_text("-1")  # no moment with a quota above the parent's or below 1 ms
+            (self._cpu / "cpu.cfs_period_us").write_text(str(period))
             (self._cpu / "cpu.cfs_quota_us").write_text(str(quota))
+        self._period = period / 1e6
 
     @property
     def joins(self) -> list[str]:
@@ -106,18 +113,21 @@ class CpuGroup:
     def use(self) -> Use:
         """What was used so far."""
         stat = dict(line.split() for line in (self._cpu / "cpu.stat").read_text().splitlines())
+        # The kernel adds the throttled time of several processors up; no period can be throttled for longer than it is.
+        longest = int(stat.get("nr_throttled", 0)) * self._period
         if self._hierarchy.version == 2:
-            return Use(int(stat["usage_usec"]) / 1e6, int(stat.get("throttled_usec", 0)) / 1e6)
+            return Use(int(stat["usage_usec"]) / 1e6, min(longest, int(stat.get("throttled_usec", 0)) / 1e6))
         used = int((self._cpuacct / "cpuacct.usage").read_text())
-        return Use(used / 1e9, int(stat["throttled_time"]) / 1e9)
+        return Use(used / 1e9, min(longest, int(stat["throttled_time"]) / 1e9))
 
     def processes(self) -> list[int]:
         """The numbers of the processes in it."""
         found: set[int] = set()
         for folder in self._folders:
-            with contextlib.suppress(FileNotFoundError):
-                found.update(map(int, (folder / "cgroup.procs").read_text().split()))
-        return sorted(found)
+            for file in folder.glob("**/cgroup.procs"):
+                with contextlib.suppress(FileNotFoundError):
+                    found.update(map(int, file.read_text().split()))
+        return sorted(found - {0})  # 0 is a process of another pid namespace, and for kill(2) all of one's own group
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to every process in it, those that are being forked meanwhile included."""
@@ -137,8 +147,8 @@ class CpuGroup:
 
         wait_until(empty, f"the processes of {self._cpu.name} to end")
         for folder in self._folders:
-            if folder.exists():
-                wait_until(lambda folder=folder: _removed(folder), f"the kernel to give up the group {folder}")  # type: ignore[misc]
+            for below in sorted((path for path in folder.glob("**") if path.is_dir()), reverse=True):
+                wait_until(partial(_removed, below), f"the kernel to give up the group {below}")
 
 
 def groups(hierarchy: Hierarchy) -> list[str]:

@@ -73,7 +73,7 @@ class Cluster(msgspec.Struct, frozen=True):
 
 def parse_rate(text: str) -> int:
     """Bits per second of ``100mbit``, ``2.5gbit``, ``64kbit``."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(kbit|mbit|gbit)", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?(kbit|mbit|gbit)", text.strip().lower())
     if not found:
         raise SettingError(f"a rate of {text!r} is not understood; write a number and a unit, such as '100mbit'")
     rate = round(float(found[1]) * UNITS[found[2]])

@@ -111,11 +111,11 @@ def _build(raw: _File, cores: int) -> Cluster:
 def _workers(described: list[_Worker]) -> Iterator[Worker]:
     rank = 0
     for worker in described:
-        if worker.count < 1:
-            raise SettingError(f"a worker has count = {worker.count}; it must be at least 1, or left out")
+        if not 1 <= worker.count <= MAX_WORKERS:
+            raise SettingError(f"a worker has count = {worker.count}; it must be from 1 to {MAX_WORKERS}, or left out")
         for number in range(worker.count):
-            name = worker.name or f"w{rank}"
-            if worker.name and worker.count > 1:
+            name = f"w{rank}" if worker.name is None else worker.name
+            if worker.name is not None and worker.count > 1:
                 name = f"{worker.name}-{number}"
             link = _link(worker, f"worker {name!r}")
             if not worker.cpu >= 0.02:
@@ -125,10 +125,10 @@ def _workers(described: list[_Worker]) -> Iterator[Worker]:
 
 
 def _name(name: str, kind: str) -> str:
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name) or name == "localhost":
         raise SettingError(
             f"the {kind} name {name!r} cannot be used: it must begin with a small letter and have at most 10 small "
-            "letters, digits and hyphens"
+            "letters, digits and hyphens, and localhost is every host's own"
         )
     return name
 
@@ -136,7 +136,7 @@ def _name(name: str, kind: str) -> str:
 def _link(place: _Place, whose: str) -> Link:
     if place.rate is not None and (place.up is not None or place.down is not None):
         raise SettingError(f"{whose} has rate and up or down; write either rate for both directions, or up and down")
-    up, down = place.up or place.rate, place.down or place.rate
+    up, down = (place.rate if one is None else one for one in (place.up, place.down))
     if up is None or down is None:
         raise SettingError(f"{whose} needs a rate for both directions: rate = '100mbit', or up = … and down = …")
     return Link(parse_rate(up), parse_rate(down))

@@ -6,8 +6,9 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from paceline.errors import SettingError
@@ -41,16 +42,17 @@ class Lab:
         self._exits = ExitStack()
 
     def __enter__(self) -> Lab:
-        check_needs()
         with ExitStack() as exits:
+            check_needs()
             exits.enter_context(only_lab(self._name))
+            exits.enter_context(_signals_as_exits())
             clean()
             exits.callback(clean)
             self.network.build()
             HOSTS.write_text(_hosts(self.cluster))
             hierarchy = find_hierarchy()
             for worker in self.cluster.workers:
-                self._groups[worker.name] = CpuGroup(hierarchy, worker.name)
+                self._groups[worker.name] = CpuGroup(hierarchy, f"w-{worker.name}")  # a worker may be called tasks
                 self._groups[worker.name].create(worker.cpu)
             self._exits = exits.pop_all()
         return self
@@ -114,6 +116,10 @@ class Lab:
             case "start":
                 raise AssertionError("a worker is started by whoever has its command")
 
+    def has_joined(self, name: str, process: int) -> bool:
+        """Whether a process that was started as this worker is in its groups by now."""
+        return process in self._groups[name].processes()
+
     def send(self, name: str, number: signal.Signals) -> None:
         """Send a signal to all processes of a worker."""
         self._groups[name].send(number)
@@ -129,6 +135,24 @@ class Lab:
     def worker(self, name: str) -> Worker:
         """The worker of this name."""
         return self._workers[name]
+
+
+@contextmanager
+def _signals_as_exits() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack, so that whatever was built is taken down."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _hosts(cluster: Cluster) -> str:

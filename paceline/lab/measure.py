@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import select
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ __all__ = ["Measured", "measure_cpu", "measure_links"]
 
 TOLERANCE = 0.1
 SECONDS = 1.5
+FEWEST_BITS = 400_000  # for a figure that single packets do not disturb
 SPIN = "while :; do :; done"
 FIRST_PROBE = 60_000  # no worker has such a number
 
@@ -59,7 +61,7 @@ def measure_cpu(lab: Lab, seconds: float = 2.0) -> list[Measured]:
     ]
 
 
-def measure_links(lab: Lab, seconds: float = SECONDS) -> Iterator[Measured]:
+def measure_links(lab: Lab) -> Iterator[Measured]:
     """Send bytes over every link, one after the other, to and from a host without limits at its end."""
     bridges = [CORE, *(f"b-{site.name}" for site in lab.cluster.sites)]
     probes = {bridge: (f"PROBE{number}", FIRST_PROBE + number) for number, bridge in enumerate(bridges)}
@@ -67,20 +69,21 @@ def measure_links(lab: Lab, seconds: float = SECONDS) -> Iterator[Measured]:
         lab.network.add_host(name, number, bridge)
     for worker in lab.cluster.workers:
         own, probe = (worker.name, worker.rank + 1), probes[lab.network.bridge_of(worker.name)]
-        yield Measured(worker.name, "up", worker.link.up, _flow(own, probe, seconds))
-        yield Measured(worker.name, "down", worker.link.down, _flow(probe, own, seconds))
+        yield Measured(worker.name, "up", worker.link.up, _flow(own, probe, worker.link.up))
+        yield Measured(worker.name, "down", worker.link.down, _flow(probe, own, worker.link.down))
     for site in lab.cluster.sites:
         inside, outside = probes[f"b-{site.name}"], probes[CORE]
-        yield Measured(site.name, "up", site.link.up, _flow(inside, outside, seconds))
-        yield Measured(site.name, "down", site.link.down, _flow(outside, inside, seconds))
+        yield Measured(site.name, "up", site.link.up, _flow(inside, outside, site.link.up))
+        yield Measured(site.name, "down", site.link.down, _flow(outside, inside, site.link.down))
 
 
-def _flow(source: tuple[str, int], target: tuple[str, int], seconds: float) -> float:
-    """Bits per second from one host to another."""
+def _flow(source: tuple[str, int], target: tuple[str, int], rate: int) -> float:
+    """Bits per second from one host to another, over a link that should have this rate."""
+    seconds = min(max(SECONDS, FEWEST_BITS / rate), 20 * SECONDS)
     with _processes() as start:
         receiver = start(_in(target[0], "receive", str(seconds)))
         assert receiver.stdout is not None
-        if not receiver.stdout.readline():
+        if not select.select([receiver.stdout], [], [], flow.PATIENCE)[0] or not receiver.stdout.readline():
             raise LabError(f"nothing could be received at {target[0]}")
         start(_in(source[0], "send", address(target[1]), str(2 * seconds + flow.PATIENCE)))
         try:

@@ -126,7 +126,7 @@ class Network:
 
 def namespace(host: str) -> str:
     """The name of a host's network namespace."""
-    return PREFIX + host
+    return f"{PREFIX}h-{host}"  # a worker may be called switch
 
 
 def address(number: int) -> str:
@@ -165,7 +165,7 @@ def _add_bridge(name: str) -> None:
 def _limit(space: str, interface: str, rate: int) -> None:
     """Let so many bits per second leave an interface."""
     # The bucket must hold what the rate brings in one tick of the kernel's clock (4 ms at worst), and a few packets.
-    burst = max(16_000, rate * 4 // 8 // 1000)
+    burst = max(4_000, rate * 4 // 8 // 1000)
     run(
         *("tc", "-n", space, "qdisc", "replace", "dev", interface, "root"),
         *("tbf", "rate", f"{rate}bit", "burst", f"{burst}b", "latency", "50ms"),

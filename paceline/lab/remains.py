@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +77,27 @@ def clean() -> list[str]:
     """
     hierarchy = find_hierarchy()
     found = remains(hierarchy)
-    for name in groups(hierarchy):
-        CpuGroup(hierarchy, name).remove()
-    remove_folder(hierarchy)
-    for name in namespaces():
-        remove_namespace(name)
-    HOSTS.unlink(missing_ok=True)
+    troubles = []
+    with _no_signals():
+        steps: list[Callable[[], None]] = [partial(CpuGroup(hierarchy, name).remove) for name in groups(hierarchy)]
+        steps += [partial(remove_folder, hierarchy)]
+        steps += [partial(remove_namespace, name) for name in namespaces()]
+        steps += [partial(HOSTS.unlink, missing_ok=True)]
+        for step in steps:
+            try:
+                step()
+            except (LabError, OSError) as error:  # the rest can go all the same
+                troubles.append(str(error))
+    if troubles:
+        raise LabError("the lab could not be taken down:\n" + "\n".join(f"- {each}" for each in troubles))
     return found
+
+
+@contextmanager
+def _no_signals() -> Iterator[None]:
+    """An impatient second Ctrl-C must not leave half of it: it is heard when all is done."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)

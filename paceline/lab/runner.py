@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.errors import LabError
 from paceline.lab.cluster import Event
 from paceline.lab.lab import Lab
 from paceline.lab.report import EventReport, Report, WorkerReport
@@ -24,6 +25,7 @@ __all__ = ["TIMED_OUT", "run_workers"]
 TIMED_OUT = 124  # what timeout(1) says
 GRACE = 30.0  # seconds for workers to end in order after a signal: Paceline's write a checkpoint then
 LAST_WORDS = 2.0  # seconds for what a worker has started to end with it
+JOINING = 10.0  # seconds for a new process to join its groups
 LINE = 1 << 20  # characters of a line of output that are kept together
 
 Show = Callable[[str, str], None]
@@ -44,11 +46,14 @@ def run_workers(
     Ctrl-C and SIGTERM are passed on to the workers, which have 30 seconds to end then; a second one kills them.
     ``limit`` is in seconds: whoever still runs then is killed. ``folder`` gets the report and each worker's output.
     """
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    report = asyncio.run(_Runner(lab, list(command), show, folder, limit, name).run())
-    if folder is not None:
-        (folder / "lab.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        report = asyncio.run(_Runner(lab, list(command), show, folder, limit, name).run())
+        if folder is not None:
+            (folder / "lab.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    except (OSError, UnicodeError) as error:
+        raise LabError(f"what the workers wrote, or the report, cannot be written: {error}") from error
     return report
 
 
@@ -78,26 +83,28 @@ class _Runner:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     events: list[EventReport] = field(default_factory=list)
     began: float = 0.0
-    signals: int = 0
+    signals: list[signal.Signals] = field(default_factory=list)
+    ending: str = ""
+    """Why no worker is started any more, and who still runs is killed."""
 
     async def run(self) -> Report:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._pass_on, number)
         cluster = self.lab.cluster
-        for worker in cluster.workers:
-            if worker.name not in cluster.late:
-                await self._start(worker.name)
-        started, self.began = time.time(), time.monotonic()
-        self._spawn(self._events())
-        if self.limit is not None:
-            self._spawn(self._end_after(self.limit, f"limit of {self.limit:g} s"))
         try:
+            for worker in cluster.workers:
+                if worker.name not in cluster.late:
+                    await self._start(worker.name)
+            started, self.began = time.time(), time.monotonic()
+            self._spawn(self._events())
+            if self.limit is not None:
+                self._spawn(self._end_after(self.limit, f"limit of {self.limit:g} s"))
             await self._all_ended()
         except BaseException:
-            for name in self.running:
-                self._kill(name, "error")
-            await asyncio.wait([each.follower for each in self.running.values()], timeout=LAST_WORDS)
+            self._kill_all("error")
+            if self.running:
+                await asyncio.wait([each.follower for each in self.running.values()], timeout=2 * LAST_WORDS)
             raise
         missed = cluster.events[len(self.events) :]
         return Report(
@@ -111,6 +118,9 @@ class _Runner:
         )
 
     async def _start(self, name: str) -> None:
+        """Start a worker, and wait until it is in its groups: before that, nothing could happen to it."""
+        if self._is_ending():
+            return
         environment = {**os.environ, **self.lab.environment(name)}
         process = await asyncio.create_subprocess_exec(
             *self.lab.command(name, self.command),
@@ -123,6 +133,16 @@ class _Runner:
         )
         follower = self._spawn(self._follow(name, process))
         self.running[name] = _Running(process, follower, time.monotonic())
+        end = time.monotonic() + JOINING
+        while process.returncode is None and not self.lab.has_joined(name, process.pid):
+            if time.monotonic() > end:
+                raise LabError(f"worker {name} was not ready to begin within {JOINING:g} s")
+            await asyncio.sleep(0.002)
+        if self._is_ending():  # meanwhile
+            self._kill(name, self.ending or "stopped")
+
+    def _is_ending(self) -> bool:
+        return bool(self.ending or self.signals)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self.tasks.append(asyncio.create_task(work))
@@ -130,13 +150,15 @@ class _Runner:
 
     async def _follow(self, name: str, process: Process) -> None:
         """Pass on what a worker writes, and see when it ends; what it has started ends soon after it."""
-        pump = asyncio.create_task(self._pump(name, process))
+        pump = self._spawn(self._pump(name, process))
         while process.returncode is None:
             await asyncio.sleep(0.01)
         ended = time.monotonic()
-        await asyncio.wait([pump], timeout=LAST_WORDS)
+        await asyncio.wait([pump], timeout=GRACE if self.signals else LAST_WORDS)
         self.lab.send(name, signal.SIGKILL)
-        await pump
+        await asyncio.wait([pump], timeout=LAST_WORDS)  # a process that has left the group may hold the pipe open
+        pump.cancel()
+        process._transport.close()  # type: ignore[attr-defined]  # asyncio has no other way to let go of such a pipe
         self.running[name].until = ended
 
     async def _pump(self, name: str, process: Process) -> None:
@@ -179,11 +201,14 @@ class _Runner:
 
     async def _all_ended(self) -> None:
         """Wait for all workers; those that nothing will thaw any more are killed when the others have ended."""
-        while rest := {name: each for name, each in self.running.items() if not each.until}:
+        while not self.running or any(not each.until for each in self.running.values()):
+            if self.ending and not self.running:
+                return
             for task in self.tasks:
-                if task.done():
+                if task.done() and not task.cancelled():
                     task.result()  # an error in an event, or a full disk, is an error of the whole
-            if all(each.frozen and not self._thaws(name) for name, each in rest.items()):
+            rest = {name: each for name, each in self.running.items() if not each.until}
+            if rest and all(each.frozen and not self._thaws(name) for name, each in rest.items()):
                 for name in rest:
                     self._kill(name, "frozen")
             await asyncio.sleep(0.01)
@@ -194,6 +219,10 @@ class _Runner:
 
     async def _end_after(self, seconds: float, why: str) -> None:
         await asyncio.sleep(seconds)
+        self._kill_all(why)
+
+    def _kill_all(self, why: str) -> None:
+        self.ending = self.ending or why
         for name in self.running:
             self._kill(name, why)
 
@@ -204,14 +233,13 @@ class _Runner:
             self.lab.send(name, signal.SIGKILL)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        self.signals += 1
-        if self.signals > 1:
-            for name in self.running:
-                self._kill(name, "stopped")
+        self.signals.append(number)
+        if len(self.signals) > 1 or not self.running:
+            self._kill_all("stopped")
             return
         for each in self.running.values():
             with contextlib.suppress(ProcessLookupError):
-                each.process.send_signal(number)
+                os.killpg(each.process.pid, number)  # it leads a session: a shell's script hears it, too
         self._spawn(self._end_after(GRACE, f"not ended {GRACE:g} s after {number.name}"))
 
     def _report(self, name: str) -> WorkerReport:
@@ -240,6 +268,6 @@ class _Runner:
             return TIMED_OUT
         failed = [each for each in self.running.values() if each.process.returncode and each.ended_by is None]
         if not failed:
-            return 0
+            return 128 + self.signals[0] if self.signals else 0
         code = min(failed, key=lambda each: each.until).process.returncode or 0
         return code if code > 0 else 128 - code

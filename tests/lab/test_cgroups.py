@@ -35,8 +35,13 @@ def test_version_2(tmp_path: Path) -> None:
     assert (tmp_path / FOLDER / "cpu.weight").read_text() == "10000"
     group.set_cpu(1.5)
     assert (folder / "cpu.max").read_text() == "30000 20000"
-    (folder / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\nnr_throttled 3\nthrottled_usec 1500000\n")
+    group.set_cpu(0.02)  # the kernel takes no quota below a millisecond
+    assert (folder / "cpu.max").read_text() == "1000 50000"
+    group.set_cpu(0.25)
+    (folder / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\nnr_throttled 90\nthrottled_usec 1500000\n")
     assert group.use() == Use(2.5, 1.5)
+    (folder / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\nnr_throttled 50\nthrottled_usec 1500000\n")
+    assert group.use() == Use(2.5, 1.0)  # 50 periods of 20 ms: two processors were counted
     assert group.joins == [str(folder / "cgroup.procs")]
     assert groups(hierarchy) == ["w0"]
 

@@ -73,7 +73,7 @@ def test_every_worker_is_a_machine_of_its_own(tmp_path: Path) -> None:
         assert variables == f"{rank} 0 2 198.18.0.2 29500 eth0"
         assert f"198.18.0.{rank + 2}/16" in own
         assert re.findall(r"^(\S+)", "\n".join(rest), re.MULTILINE)[:2] == ["lo", rest[1].split()[0]]
-        assert any(f"paceline-lab/{name}" in line for line in rest)
+        assert any(f"paceline-lab/w-{name}" in line for line in rest)
     assert said["w0"][2].split() == ["198.18.0.3", "w1"]
     assert interfaces() == before
 
@@ -198,7 +198,7 @@ while time.time() < end:
     if name != "w0": time.sleep(0.02)
 if name == "w0":
     print(subprocess.run(["tc", "qdisc", "show", "dev", "eth0"], capture_output=True, text=True).stdout)
-    print("quota", open("/sys/fs/cgroup/cpu/paceline-lab/w0/cpu.cfs_quota_us").read(), flush=True)
+    print("quota", open("/sys/fs/cgroup/cpu/paceline-lab/w-w0/cpu.cfs_quota_us").read(), flush=True)
 """
 
 
@@ -235,6 +235,57 @@ def test_events_happen_on_time_and_do_what_they_say(tmp_path: Path) -> None:
         assert "quota 2000" in told
 
 
+def test_an_event_at_the_very_start_finds_its_worker(tmp_path: Path) -> None:
+    text = TWO + "[[event]]\nat = 0\ndo = 'kill'\nworker = 'w1'\n"
+    report, said = run(tmp_path, text, "sh", "-c", "sleep 1; echo alive")
+    assert [(each.exit, each.ended_by) for each in report.workers] == [(0, None), (-9, "kill event")]
+    assert said["w1"] == []
+
+
+def test_a_cluster_in_which_all_come_late(tmp_path: Path) -> None:
+    text = '[[worker]]\ncpu = 0.4\nrate = "50mbit"\n[[event]]\nat = 0.3\ndo = "start"\nworker = "w0"\n'
+    report, said = run(tmp_path, text, "echo", "here")
+    assert report.exit == 0
+    assert said["w0"] == ["here"]
+
+
+@pytest.mark.parametrize("names", [("switch", "tasks"), ("core", "lo")])
+def test_names_that_the_lab_uses_itself(tmp_path: Path, names: tuple[str, str]) -> None:
+    text = "".join(f'[[worker]]\nname = "{name}"\ncpu = 0.4\nrate = "50mbit"\n' for name in names)
+    report, said = run(tmp_path, text, "hostname")
+    assert report.exit == 0
+    assert [said[name] for name in names] == [[name] for name in names]
+
+
+def test_output_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "w0.log").symlink_to("/dev/full")
+    with pytest.raises(LabError, match=r"cannot be written: .*No space left"), Lab(cluster(tmp_path, TWO)) as lab:
+        run_workers(lab, ["yes"], show=lambda name, line: None, folder=folder, limit=60)
+    assert_nothing_is_left()
+
+
+def test_groups_that_a_worker_has_made_go_with_it(tmp_path: Path) -> None:
+    (root, *_) = find_hierarchy().roots
+    report, _ = run(tmp_path, TWO, "sh", "-c", f"mkdir -p {root}/paceline-lab/w-w0/sub/sub")
+    assert report.exit == 0
+
+
+def test_a_process_that_flees_with_the_output_does_not_hold_up_the_lab(tmp_path: Path) -> None:
+    joins = "; ".join(f"echo $$ > {root}/cgroup.procs" for root in find_hierarchy().roots)
+    text = '[[worker]]\ncpu = 0.4\nrate = "50mbit"\n'
+    report, _ = run(tmp_path, text, "sh", "-c", f"sh -c '{joins}; exec sleep 30' & sleep 0.5", limit=60)
+    assert report.exit == 0
+    assert report.seconds < 20  # not the thirty that it sleeps; what is still in the namespace is killed with it
+
+
+def test_a_limit_also_holds_for_who_comes_late(tmp_path: Path) -> None:
+    text = TWO + "[[event]]\nat = 0.5\ndo = 'start'\nworker = 'w1'\n"
+    report, _ = run(tmp_path, text, "sleep", "300", limit=0.5)
+    assert report.exit == 124
+
+
 def test_who_is_frozen_for_ever_does_not_hold_up_the_lab(tmp_path: Path) -> None:
     text = TWO + "[[event]]\nat = 0.2\ndo = 'freeze'\nworker = 'w1'\n"
     report, _ = run(tmp_path, text, "sh", "-c", "sleep 1")
@@ -262,7 +313,10 @@ def test_an_event_that_fails_is_an_error_of_the_run(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_and_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "cluster.toml").write_text(TWO)
-    script = "trap 'echo told; exit 9' INT TERM; echo ready; while :; do sleep 0.1; done"
+    # The script is a child of the worker's first process: it is told, too.
+    inner = "import signal, sys, time\ndef end(*_): print('told'); sys.exit(9)\n"
+    inner += "signal.signal(2, end); signal.signal(15, end); print('ready'); time.sleep(300)"
+    script = f'trap : INT TERM; {sys.executable} -c "{inner}"; exit 9'
     start = [sys.executable, "-m", "paceline", "lab", "run", str(tmp_path / "cluster.toml"), "--"]
     lab = subprocess.Popen([*start, "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert lab.stdout is not None
@@ -364,6 +418,36 @@ def test_a_lab_that_was_killed_leaves_remains_and_the_next_removes_them(tmp_path
     assert running() == []
     with only_lab("test"):
         assert clean() == []
+
+
+def test_a_signal_while_building_leaves_nothing(tmp_path: Path) -> None:
+    text = '[[worker]]\ncount = 20\ncpu = 0.05\nrate = "1mbit"\n'
+    (tmp_path / "cluster.toml").write_text(text)
+    start = [sys.executable, "-m", "paceline", "lab", "run", str(tmp_path / "cluster.toml"), "--", "sleep", "300"]
+    lab = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while len(namespaces()) < 3:
+        assert time.monotonic() < end, "nothing was built within 60 s"
+        time.sleep(0.005)
+    lab.terminate()
+    assert lab.wait(60) == 128 + signal.SIGTERM
+    assert_nothing_is_left()
+
+
+def test_a_second_signal_kills_and_is_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(TWO)
+    start = [sys.executable, "-m", "paceline", "lab", "run", str(tmp_path / "cluster.toml"), "--"]
+    deaf = ["sh", "-c", "trap '' INT TERM; echo ready; sleep 300"]
+    lab = subprocess.Popen([*start, *deaf], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert lab.stdout is not None
+    for _ in range(2):
+        lab.stdout.readline()
+    lab.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    lab.send_signal(signal.SIGINT)
+    lab.communicate(timeout=30)
+    assert lab.returncode == 128 + signal.SIGINT
+    assert_nothing_is_left()
 
 
 def test_an_error_while_building_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
