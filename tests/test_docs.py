@@ -130,7 +130,7 @@ def commands(page: Path) -> Iterator[list[str]]:
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words:
-                yield words[1:] if words[0] == "sudo" else words
+                yield words[3:] if words[:2] == ["sudo", "env"] else words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
