@@ -19,8 +19,9 @@ from paceline.lab.network import CORE, address, namespace
 __all__ = ["Measured", "measure_cpu", "measure_links"]
 
 TOLERANCE = 0.1
-SECONDS = 1.5
-FEWEST_BITS = 400_000  # for a figure that single packets do not disturb
+SECONDS = 2.5
+FEWEST_BITS = 2_000_000  # for a figure that single packets do not disturb
+MOST_SECONDS = 30.0
 SPIN = "while :; do :; done"
 FIRST_PROBE = 60_000  # no worker has such a number
 
@@ -79,7 +80,7 @@ def measure_links(lab: Lab) -> Iterator[Measured]:
 
 def _flow(source: tuple[str, int], target: tuple[str, int], rate: int) -> float:
     """Bits per second from one host to another, over a link that should have this rate."""
-    seconds = min(max(SECONDS, FEWEST_BITS / rate), 20 * SECONDS)
+    seconds = min(max(SECONDS, FEWEST_BITS / rate), MOST_SECONDS)
     with _processes() as start:
         receiver = start(_in(target[0], "receive", str(seconds)))
         assert receiver.stdout is not None
