@@ -37,6 +37,10 @@ class Clock:
         self.exchange += self._lap()
         self._free = self._mark
 
+    def rested(self) -> None:
+        """Something else in the loop's body has run: the optimizer, say."""
+        self._lap()
+
     @property
     def busy(self) -> float:
         """Seconds since the last exchange ended that were this worker's own work."""

@@ -78,6 +78,11 @@ class Fleet:
         watch = Watch(_store_of_this_run(), rank, size) if size > 1 else None
         return cls(rank, size, deadline, watch)
 
+    @property
+    def closed(self) -> bool:
+        """Whether this worker has left the fleet."""
+        return self._closed
+
     def doing(self, step: int, what: str) -> None:
         """Note what this worker does, for the messages of those who may wait for it."""
         if self._watch:
@@ -113,6 +118,20 @@ class Fleet:
         if data.numel():
             self.broadcast(data, what)
         return data.cpu().numpy().tobytes()
+
+    def collect_bytes(self, blob: bytes, what: str) -> list[bytes]:
+        """Every worker's bytes, by rank, on rank 0; nothing on the others."""
+        lengths = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        lengths[self.rank] = len(blob)
+        self.all_reduce(lengths, what)
+        sizes: list[int] = lengths.tolist()
+        if self.size == 1 or not any(sizes):
+            return [blob] * self.size
+        data = torch.zeros(max(sizes), dtype=torch.uint8, device=self.device)
+        data[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        found = [torch.empty_like(data) for _ in sizes] if self.rank == 0 else None
+        self.wait(lambda: dist.gather(data, found, dst=0, async_op=True), what)
+        return [each[:size].cpu().numpy().tobytes() for each, size in zip(found or [], sizes, strict=False)]
 
     def gather(self, blob: bytes, what: str) -> list[bytes]:
         """Every worker's bytes, by rank, on every worker. For small, rare things: it goes through the store.

@@ -10,6 +10,7 @@ from paceline.errors import LoopError
 from paceline.step import Phase
 
 if TYPE_CHECKING:
+    from paceline.loop import Loop
     from paceline.run import Run
 
 __all__ = ["OptimizerHooks"]
@@ -18,8 +19,8 @@ __all__ = ["OptimizerHooks"]
 class OptimizerHooks:
     """Before ``optimizer.step()``: the gradients must be ready; the learning-rate rule applies. After: synchronise."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, loop: Loop) -> None:
+        self._run, self._loop = run, loop
         optimizer = run.optimizer
         self._parameters = _count(optimizer)
         self._rates: list[Any] = []
@@ -36,7 +37,7 @@ class OptimizerHooks:
             handle.remove()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        step = self._run.current
+        step = self._loop.current
         if step is None:  # the user steps outside of the loop: not ours
             return
         if step.phase in (Phase.NEW, Phase.OPEN):
@@ -64,15 +65,14 @@ class OptimizerHooks:
                 group["lr"] = group["lr"] * factor
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        step = self._run.current
+        step = self._loop.current
         if step is None:
             return
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
         step.phase = Phase.APPLIED
-        self._run.sync.after_step(step.plan)
-        self._run.advance(step)
+        self._loop.advance(step)
 
     def _refuse_strangers(self, optimizer: Optimizer) -> None:
         if any(id(p) not in self._run.replica.known for group in optimizer.param_groups for p in group["params"]):

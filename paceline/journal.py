@@ -8,9 +8,8 @@ from pathlib import Path
 
 from paceline.clock import Clock
 from paceline.record import folder
-from paceline.records import Event, Progress, StepDone
+from paceline.records import Event, Progress, Round, StepDone
 from paceline.roles import Recorder, Sync
-from paceline.step import Phase, Step
 
 __all__ = ["Journal"]
 
@@ -22,7 +21,7 @@ class Journal:
         self._recorders: list[Recorder] = []
         if rank == 0:
             self._recorders += folder(record) if isinstance(record, str | Path) else record
-        self._began = time.perf_counter()
+        self._began: float | None = None
 
     def write(self, event: Event) -> None:
         """Record an event."""
@@ -30,33 +29,36 @@ class Journal:
             recorder.record(event)
 
     def begin_step(self) -> None:
-        """A step begins now."""
-        self._began = time.perf_counter()
+        """A step begins now, and with it a round, if none is under way."""
+        self._began = self._began or time.perf_counter()
 
-    def step_done(self, step: Step, progress: Progress, clock: Clock, sync: Sync, learning_rate: float) -> None:
-        """Record a finished step; ``progress`` is that after it."""
+    def round_done(
+        self, round: Round, progress: Progress, clock: Clock, sync: Sync, learning_rate: float, applied: bool
+    ) -> None:
+        """Record a finished round, of one step or several; ``progress`` is that after it."""
+        began, self._began = self._began or 0.0, None
         if not self._recorders:
             return
-        assert step.round is not None
-        notes, waits = step.round.notes, step.round.waits
+        notes, waits = round.notes, round.waits
         self.write(
             StepDone(
                 time=time.time(),
-                step=step.index,
-                epoch=step.epoch,
+                step=round.plan.step,
+                epoch=round.plan.epoch,
                 examples=progress.examples,
-                batch=step.plan.batch,
-                loss=step.round.loss,
+                batch=round.plan.batch,
+                loss=round.loss,
                 learning_rate=learning_rate,
-                seconds=time.perf_counter() - self._began,
-                counts=list(step.plan.counts),
+                seconds=time.perf_counter() - began,
+                counts=[int(note.examples) for note in notes],
                 load_seconds=[note.load_seconds for note in notes],
                 compute_seconds=[note.compute_seconds for note in notes],
                 wait_seconds=list(waits),
                 communicate_seconds=max(0.0, clock.exchange - waits[0]),
                 bytes_sent=sync.bytes_sent,
-                applied=step.phase is Phase.APPLIED,
-                stats=step.round.stats,
+                applied=applied,
+                stats=round.stats,
+                steps=round.steps,
             )
         )
 

@@ -21,6 +21,7 @@ __all__ = [
     "Saved",
     "Started",
     "StepDone",
+    "combine",
 ]
 
 
@@ -91,10 +92,30 @@ class Note(msgspec.Struct, frozen=True):
     """Time spent in the body of the loop, communication left out."""
     busy_seconds: float = 0.0
     """Everything between the end of the last exchange and the start of this one."""
+    steps: float = 1.0
+    """Steps that it did in the round; a worker that has left the loop did fewer than the others."""
     units: float = 0.0
     """Units (micro-batches or examples) whose gradients the probe saw."""
     unit_sqnorm: float = 0.0
     """Sum over its units of weight times squared gradient norm."""
+
+
+def combine(first: Note, second: Note) -> Note:
+    """One note for two steps of a worker, one after the other; ``busy_seconds`` is that of the second."""
+    return Note(
+        plan=zlib.crc32(int(second.plan).to_bytes(4, "big"), int(first.plan)),
+        examples=first.examples + second.examples,
+        weight=first.weight + second.weight,
+        loss=first.loss + second.loss,
+        stop=max(first.stop, second.stop),
+        save=max(first.save, second.save),
+        load_seconds=first.load_seconds + second.load_seconds,
+        compute_seconds=first.compute_seconds + second.compute_seconds,
+        busy_seconds=second.busy_seconds,
+        steps=first.steps + second.steps,
+        units=first.units + second.units,
+        unit_sqnorm=first.unit_sqnorm + second.unit_sqnorm,
+    )
 
 
 class GradientStats(msgspec.Struct, frozen=True):
@@ -126,10 +147,13 @@ class Round(msgspec.Struct, frozen=True):
     """What every worker knows after a synchronisation: the same on all of them."""
 
     plan: Plan
+    """Of its last step."""
     notes: tuple[Note, ...]
     """One for each worker, by rank."""
     stats: GradientStats | None = None
     """What the probe measured, where a role asked for it."""
+    steps: int = 1
+    """How many steps each worker did in it."""
 
     @property
     def weight(self) -> float:
@@ -170,7 +194,7 @@ class Started(Event, frozen=True):
 
 
 class StepDone(Event, frozen=True):
-    """One step was done. Lists have one entry for each worker."""
+    """One step was done, or all steps of one round (``steps``). Lists have one entry for each worker."""
 
     step: int
     epoch: int
@@ -192,6 +216,8 @@ class StepDone(Event, frozen=True):
     applied: bool
     """Whether the optimizer stepped (a ``GradScaler`` may skip it)."""
     stats: GradientStats | None = None
+    steps: int = 1
+    """The steps of the round: its examples, losses and seconds are sums or means over all of them."""
 
 
 class Measured(Event, frozen=True):

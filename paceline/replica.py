@@ -23,6 +23,7 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
         self.ddp = model if isinstance(model, DistributedDataParallel) else None
         self.module: nn.Module = self.ddp.module if self.ddp else model
         named = {id(p): (name, p) for name, p in self.module.named_parameters()}

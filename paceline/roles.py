@@ -144,14 +144,32 @@ class Sync(Protocol):
         Gives the tensors that hold them and what they were multiplied by; None where they are only in ``.grad``.
         """
 
-    def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...]:
-        """Make the gradients ready for the optimizer and give the notes of all workers."""
+    def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...] | None:
+        """Make the gradients ready for the optimizer; the notes of all workers if they were exchanged for that."""
 
     def flat_gradients(self) -> Sequence[Tensor] | None:
         """The gradients after ``before_step`` in as few tensors as possible; None where they are only in ``.grad``."""
 
-    def after_step(self, plan: Plan) -> None:
-        """The optimizer has stepped."""
+    def end_step(self, now: Progress, last: bool, busy_seconds: float) -> tuple[Note, ...] | None:
+        """The step is over, whether the optimizer has stepped or a ``GradScaler`` has skipped it.
+
+        ``now`` is the progress with this step, which is the ``last`` if the loop ends with it. If a round of several
+        steps ends here, its notes are given: one for each worker, summed over its steps. ``busy_seconds`` is what this
+        worker has worked since the last exchange.
+        """
+
+    def leave(self, plan: Plan) -> tuple[Note, ...] | None:
+        """This worker has left the loop while the others go on; ``plan`` is that of the next step.
+
+        Take part in what the others are about to do, and give the notes of the round that ends with it; None if the
+        others cannot go on without this worker.
+        """
+
+    def own_state(self) -> dict[str, Any]:
+        """What only this worker has and a checkpoint must keep, so that it can go on exactly; empty if nothing."""
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Take that back."""
 
     def reload(self) -> None:
         """The replica was given new values, the same on all workers."""

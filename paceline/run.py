@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,18 +22,17 @@ from paceline.errors import Interrupted, LoopError, SettingError
 from paceline.feed import Feed, Loading, check_dataset
 from paceline.fleet import Fleet
 from paceline.goal import Goal
-from paceline.hooks import OptimizerHooks
-from paceline.identity import identity, versions
+from paceline.identity import identity
 from paceline.journal import Journal
 from paceline.loader import Collate
+from paceline.loop import Loop
 from paceline.lr import Constant
 from paceline.order import Shuffle
-from paceline.planner import Cursor, advance, cut
+from paceline.planner import Cursor
 from paceline.probe import Probe
-from paceline.records import Ended, Measured, Plan, Progress, Resumed, Saved, Started
+from paceline.records import Measured, Progress, Resumed, Saved
 from paceline.replica import Replica
-from paceline.roles import Asker, Balance, Batch, LearningRate, Observer, Order, Recorder, Stateful, Sync
-from paceline.signals import Signals
+from paceline.roles import Asker, Balance, Batch, LearningRate, Order, Recorder, Stateful, Sync
 from paceline.step import Machinery, Phase, Step
 from paceline.sync import AllReduce
 
@@ -102,9 +99,7 @@ class Run:
         self.batch = as_policy(batch)
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
         self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
-        self.current: Step | None = None  # the step that the loop is in
-        self._stop_wanted, self._stopping = False, 0
-        self._signals, self._warned, self._closed = Signals(), False, False
+        self._closed = False
         self.fleet = Fleet.join(deadline)
         try:
             self.replica = Replica(model, optimizer)
@@ -112,8 +107,8 @@ class Run:
             self.replica.equalise(self.fleet)
             gathered = self.fleet.gather(str(length).encode(), "the lengths of the others' data sets")
             self.lengths = tuple(map(int, gathered)) if local_data else (length,)
-            self.cursor = Cursor(Progress(), (0,) * len(self.lengths))
-            self._plan(self.cursor, None)  # a batch that cannot be split is an error now, not in the loop
+            self._loop = Loop(self)
+            self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now, not in the loop
             probe = probe or Probe()
             needs = [need for role in self.roles().values() if isinstance(role, Asker) for need in role.needs]
             probe.attach(self.replica.module, self.replica.parameters, frozenset(needs))
@@ -127,14 +122,18 @@ class Run:
             self.fleet.fail(error)
             self.fleet.close()
             raise
-        self._observers = [role for role in self.roles().values() if isinstance(role, Observer)]
-        self._parts = Machinery(self.fleet, feed, self.sync, probe, Clock(), scaler, self._wishes)
-        self._hooks = OptimizerHooks(self)
+        self._parts = Machinery(self.fleet, feed, self.sync, probe, Clock(), scaler, self._loop.wishes)
+        self._loop.equip(self._parts, self._journal)
 
     @property
     def progress(self) -> Progress:
         """Steps, epochs and examples done."""
-        return self.cursor.progress
+        return self._loop.cursor.progress
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the run stands in its data."""
+        return self._loop.cursor
 
     def roles(self) -> dict[str, object]:
         """The roles by name."""
@@ -148,52 +147,14 @@ class Run:
         The count is from the beginning of the run, also when it was resumed: the same call ends at the same place.
         """
         goal = Goal(epochs=epochs, examples=examples, steps=steps)
-        if self._closed or self.current is not None:
+        if self._closed or self._loop.current is not None:
             why = "the run was closed" if self._closed else "another loop over run.steps() has not ended"
             raise LoopError(f"run.steps cannot begin: {why}")
-        return self._steps(goal)
-
-    def _steps(self, goal: Goal) -> Iterator[Step]:
-        numbers = sum(p.numel() for p in self.replica.parameters)
-        facts = (self.fleet.size, numbers, sum(self.lengths), identity(self), versions(), goal.as_progress())
-        self._journal.write(Started(time.time(), *facts))
-        self._parts.clock.free()
-        reason = "left"
-        try:
-            with self._signals:
-                while not goal.reached(self.progress) and not self._stopping:
-                    self._journal.begin_step()
-                    plan = self._plan(self.cursor, goal)
-                    after = advance(self.cursor, plan, self.lengths)
-                    future = partial(self._foresee, after, goal)
-                    self.current = Step(self._parts, plan, after.progress.epoch > plan.epoch, future)
-                    yield self.current
-                    self._close_step(self.current)
-                    if self.current.round and self.current.round.notes[0].save:
-                        self._save_by_itself()
-            reason = "stopped" if self._stopping else "done"
-            # A signal that came after the last note is known to one worker only: ask all.
-            got = self.fleet.gather(str(self._signals.got).encode(), "the others to end the loop")
-            if signal := max(map(int, got)):
-                reason = f"signal {signal}"
-                self._save_by_itself()
-                raise Interrupted(signal)
-        except GeneratorExit:
-            if self.current and self.current.phase is Phase.APPLIED:
-                self._close_step(self.current)
-            reason = self._parts.failure or reason
-            self.fleet.leave("left the training loop")
-            raise
-        except BaseException as error:
-            reason = reason if isinstance(error, Interrupted) else type(error).__name__
-            raise
-        finally:
-            self.current, self._stopping, self._stop_wanted = None, 0, False
-            self._journal.write(Ended(time.time(), self.progress.step, self.progress.examples, reason))
+        return self._loop.steps(goal)
 
     def stop(self) -> None:
         """Let all workers end the loop after the same step: the next one that ends. One worker's call is enough."""
-        self._stop_wanted = True
+        self._loop.stop_wanted = True
 
     def consensus(self) -> AbstractContextManager[None]:
         """``with run.consensus():`` the model is the average over all workers; all must enter together."""
@@ -205,12 +166,10 @@ class Run:
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint: all workers must call it, at the end of the loop's body or outside of the loop."""
-        if self.current is not None:
-            if self.current.phase is Phase.READY and self.scaler is None:
-                raise LoopError(
-                    f"run.save was called before optimizer.step() in step {self.current.index}; call it after"
-                )
-            self._close_step(self.current)
+        if (current := self._loop.current) is not None:
+            if current.phase is Phase.READY and self.scaler is None:
+                raise LoopError(f"run.save was called before optimizer.step() in step {current.index}; call it after")
+            self._loop.close_step(current)
         began = time.perf_counter()
         path, size = snapshot.save(self, Path(path))
         self._journal.write(Saved(time.time(), self.progress.step, str(path), size, time.perf_counter() - began))
@@ -221,14 +180,13 @@ class Run:
 
         Rank 0 reads it and sends it to the others. With ``missing_ok``, nothing found is no error: False is returned.
         """
-        if self.current is not None:
+        if self._loop.current is not None:
             raise LoopError("run.resume was called inside of the loop over run.steps(); call it before")
         found = snapshot.find(self, Path(path), missing_ok)
         if found is None:
             return False
         file, tree = found
-        self.cursor = snapshot.restore(self, tree)
-        self.sync.reload()
+        self._loop.cursor = snapshot.restore(self, tree)
         self._parts.feed.forget()
         self._journal.write(Resumed(time.time(), self.progress.step, str(file), tree["workers"]))
         return True
@@ -236,7 +194,7 @@ class Run:
     def close(self) -> None:
         """Remove all hooks, end loader processes and records, leave the fleet."""
         self._closed = True
-        self._hooks.remove()
+        self._loop.hooks.remove()
         self.sync.detach()
         self._parts.probe.detach()
         self._parts.feed.close()
@@ -251,49 +209,10 @@ class Run:
             self.fleet.fail(error)
         self.close()
 
-    def _plan(self, cursor: Cursor, goal: Goal | None) -> Plan:
-        size = self.batch.size(cursor.progress)
-        left = goal.left(cursor.progress) if goal else None
-        return cut(cursor, self.lengths, self.fleet.size, size, self.balance.split, self.micro, left)
-
-    def _foresee(self, cursor: Cursor, goal: Goal) -> Iterator[Plan]:
-        """The plans that follow if no role changes its mind."""
-        while not goal.reached(cursor.progress):
-            plan = self._plan(cursor, goal)
-            yield plan
-            cursor = advance(cursor, plan, self.lengths)
-
-    def _close_step(self, step: Step) -> None:
-        """The body of the loop is done: learn from the step, and move on."""
-        if step.phase is Phase.CLOSED:
-            return
-        if step.phase in (Phase.NEW, Phase.OPEN):
-            raise step.left_early()
-        if step.phase is Phase.READY and self.scaler is None and not self._warned:
-            self._warned = True
-            warnings.warn(f"optimizer.step() was not called in step {step.index}: nothing was learnt", stacklevel=3)
-        assert step.round is not None
-        self.advance(step)
-        for observer in self._observers:
-            observer.observe(step.round)
-        self._stopping = int(max(note.stop for note in step.round.notes))
-        self._journal.step_done(step, self.progress, self._parts.clock, self.sync, self._hooks.learning_rate)
-        step.phase = Phase.CLOSED
-
-    def advance(self, step: Step) -> None:
-        """The step counts: as soon as the optimizer has stepped, so that the rest of the loop's body sees it."""
-        if self.progress.step == step.index:
-            self.cursor = advance(self.cursor, step.plan, self.lengths)
-
-    def _save_by_itself(self) -> None:
+    def save_by_itself(self) -> None:
+        """Save where the checkpoint policy says, if there is one: all workers must call it."""
         if self.checkpoint:
             self.save(self.checkpoint.path(self.progress.step))
             if self.fleet.rank == 0:
                 self.checkpoint.mark(time.monotonic())
                 self.checkpoint.prune()
-
-    def _wishes(self) -> tuple[float, float]:
-        """What this worker wants of all: the number of a signal or 1 to stop, 1 to save (rank 0 decides that)."""
-        stop = float(self._signals.got or self._stop_wanted)
-        decides = self.checkpoint if self.fleet.rank == 0 else None
-        return stop, float(decides is not None and decides.due(self.progress.step + 1, time.monotonic()))

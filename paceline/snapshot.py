@@ -26,8 +26,11 @@ __all__ = ["find", "restore", "save", "take"]
 
 def save(run: Run, path: Path) -> tuple[Path, int]:
     """Write a checkpoint of the run: all workers must call it. Gives the path and, on rank 0, the bytes."""
+    own = run.sync.own_state()
+    blob = _pack(own) if own else b""
+    own_states = run.fleet.collect_bytes(blob, "the states of all workers for a checkpoint")
     with run.consensus():
-        tree = take(run)
+        tree = {**take(run), "own_states": own_states}
     trouble, size = b"", 0
     if run.fleet.rank == 0:
         try:
@@ -83,6 +86,7 @@ def restore(run: Run, tree: Mapping[str, Any]) -> Cursor:
     with torch.no_grad():
         for name, parameter in run.replica.extra:
             parameter.copy_(tree["extra_parameters"][name])
+    run.sync.reload()
     if run.scaler is not None and tree["scaler"] is not None:
         run.scaler.load_state_dict(tree["scaler"])
     for name, role in run.roles().items():
@@ -90,6 +94,9 @@ def restore(run: Run, tree: Mapping[str, Any]) -> Cursor:
             role.load_state_dict(tree["roles"][name]["state"])
     for name, one in run.stateful.items():
         one.load_state_dict(tree["stateful"][name])
+    own = tree["own_states"]
+    if len(own) == run.fleet.size and own[run.fleet.rank]:
+        run.sync.load_own_state(_unpack(own[run.fleet.rank]))
     if run.fleet.rank < len(tree["random_states"]):  # a worker more than there were keeps the random state that it has
         _set_random_state(_unpack(tree["random_states"][run.fleet.rank]))
     return cursor

@@ -19,7 +19,7 @@ from paceline.feed import Feed
 from paceline.fleet import Fleet
 from paceline.probe import Probe
 from paceline.probe.stats import gradient_stats
-from paceline.records import Note, Plan, Round
+from paceline.records import Note, Plan, Progress, Round
 from paceline.roles import Sync
 
 __all__ = ["Machinery", "Phase", "Step"]
@@ -49,12 +49,15 @@ class Machinery:
     """What this worker wants of all: ``(stop, save)`` for its note."""
     failure: str = ""
     """The name of the error that a step met with."""
+    steps: int = 1
+    """The number of the present step within its round."""
 
 
 class Step:
     """One optimizer step: iterate over it for this worker's micro-batches, and call :meth:`backward` for each.
 
-    When the iteration ends, every parameter's ``.grad`` is the average over all examples of the step, on all workers.
+    When the iteration ends, every parameter's ``.grad`` is ready for the optimizer: the average over all examples of
+    the step, on all workers, or over this worker's own in a local step.
     """
 
     def __init__(self, parts: Machinery, plan: Plan, ends_epoch: bool, future: Callable[[], Iterable[Plan]]) -> None:
@@ -71,6 +74,7 @@ class Step:
         self._waiting_for_backward = 0
         self._losses: list[tuple[Tensor, float]] = []
         self._hidden_exchange = 0.0
+        self._loss = math.nan
 
     @property
     def index(self) -> int:
@@ -84,10 +88,13 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The mean loss over all examples of all workers; known when the inner loop has ended."""
-        if self.round is None:
+        """The mean loss of the step; known when the inner loop has ended.
+
+        Where gradients are averaged, over the examples of all workers; in a local step, over this worker's own.
+        """
+        if self.phase in (Phase.NEW, Phase.OPEN):
             raise LoopError(f"the loss of step {self.index} is known when the loop over its micro-batches has ended")
-        return self.round.loss
+        return self._loss
 
     def __iter__(self) -> Iterator[Any]:
         if self.phase is not Phase.NEW:
@@ -202,28 +209,56 @@ class Step:
         )
         parts.fleet.doing(self.index, "averaging gradients")
         notes = parts.sync.before_step(plan, note)
-        parts.clock.exchanged()
+        if notes is not None:
+            parts.clock.exchanged()
+            self._compare(notes)
+            stats = None
+            if parts.probe.active:
+                scale = parts.scaler.get_scale() if parts.scaler is not None else 1.0
+                stats = gradient_stats(notes, parts.probe.mean_sqnorm(scale, parts.sync.flat_gradients()))
+            self.round = Round(plan=plan, notes=notes, stats=stats)
+            self._loss = self.round.loss
+        else:
+            self._loss = note.loss / note.weight if note.weight else math.nan
+            if note.weight:
+                self._refuse_what_is_not_finite({parts.fleet.rank: note.loss})
         parts.fleet.doing(self.index, "updating")
-        self._compare(notes)
-        stats = None
-        if parts.probe.active:
-            scale = parts.scaler.get_scale() if parts.scaler is not None else 1.0
-            stats = gradient_stats(notes, parts.probe.mean_sqnorm(scale, parts.sync.flat_gradients()))
-        self.round = Round(plan=plan, notes=notes, stats=stats)
         self.phase = Phase.READY
 
+    def end(self, now: Progress, last: bool) -> None:
+        """The optimizer has stepped, or will not; ``now`` is the progress with this step, maybe the ``last``."""
+        parts = self._parts
+        parts.clock.rested()
+        notes = parts.sync.end_step(now, last, parts.clock.busy)
+        if notes is not None:
+            parts.clock.exchanged()
+            self._compare(notes)
+            self.round = Round(plan=self.plan, notes=notes, steps=parts.steps)
+        parts.steps = 1 if self.round else parts.steps + 1
+
     def _compare(self, notes: tuple[Note, ...]) -> None:
-        other = [rank for rank, note in enumerate(notes) if note.plan != notes[0].plan]
-        if other:
-            raise WorkersDisagree(
-                f"the plan of step {self.index} differs between workers (ranks {other} against rank 0): a role decided "
-                "from something that is not the same everywhere"
-            )
-        # A GradScaler expects overflow now and then, and skips such a step on all workers.
-        bad = [rank for rank, note in enumerate(notes) if not math.isfinite(note.loss)]
+        compare_plans(notes, self.index)
+        self._refuse_what_is_not_finite({rank: note.loss for rank, note in enumerate(notes)})
+
+    def _refuse_what_is_not_finite(self, losses: dict[int, float]) -> None:
+        # A GradScaler expects overflow now and then, and skips such a step.
+        bad = [rank for rank, loss in losses.items() if not math.isfinite(loss)]
         if bad and self._parts.scaler is None:
-            told = ", ".join(f"rank {rank}: {notes[rank].loss}" for rank in bad)
+            told = ", ".join(f"rank {rank}: {losses[rank]}" for rank in bad)
             raise NonFiniteLoss(
                 f"the loss in step {self.index} is not finite ({told}); the parameters were not changed. Lower the "
                 "learning rate, clip the gradients, or look for bad examples"
             )
+
+
+def compare_plans(notes: tuple[Note, ...], step: int) -> None:
+    """All workers must have followed the same plans; who has left the loop has followed fewer."""
+    most = max(note.steps for note in notes)
+    stayed = {rank: note.plan for rank, note in enumerate(notes) if note.steps == most}
+    first, plan = next(iter(stayed.items()))
+    other = [rank for rank, theirs in stayed.items() if theirs != plan]
+    if other:
+        raise WorkersDisagree(
+            f"the plan of step {step} differs between workers (ranks {other} against rank {first}): a role decided "
+            "from something that is not the same everywhere"
+        )

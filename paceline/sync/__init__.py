@@ -1,5 +1,21 @@
 """When, what and with whom to average."""
 
 from paceline.sync.all_reduce import AllReduce
+from paceline.sync.every import Examples, PostLocal, Ramp, Steps
+from paceline.sync.local_sgd import LocalSGD
+from paceline.sync.optimizer_state import Average, Keep, Reset
+from paceline.sync.outer import nesterov, slow_momentum
 
-__all__ = ["AllReduce"]
+__all__ = [
+    "AllReduce",
+    "Average",
+    "Examples",
+    "Keep",
+    "LocalSGD",
+    "PostLocal",
+    "Ramp",
+    "Reset",
+    "Steps",
+    "nesterov",
+    "slow_momentum",
+]

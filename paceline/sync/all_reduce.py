@@ -15,7 +15,7 @@ from paceline.codec import Identity
 from paceline.errors import LoopError, SettingError
 from paceline.fleet import Fleet
 from paceline.probe import Probe
-from paceline.records import Note, Plan
+from paceline.records import Note, Plan, Progress
 from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.buffers import BufferAverage
@@ -140,8 +140,18 @@ class AllReduce:
         alone = self._fleet.size == 1 or self._replica.ddp is not None
         return None if alone else self._exchange.gradients
 
-    def after_step(self, plan: Plan) -> None:
+    def end_step(self, now: Progress, last: bool, busy_seconds: float) -> None:
         """Nothing: the parameters are equal on all workers."""
+
+    def leave(self, plan: Plan) -> None:
+        """Nothing can be done about it: every step needs every worker."""
+
+    def own_state(self) -> dict[str, Any]:
+        """Nothing: all workers have the same."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Nothing."""
 
     def reload(self) -> None:
         """The replica was given new values, the same on all workers."""

@@ -9,7 +9,7 @@ worker's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class BufferAverage:
         self._new: list[str] = []
         self.share = 0.0
         """This worker's part of the examples of the step: set it before the exchange."""
+        self.whole: Callable[[], float] = lambda: 1.0
+        """What the parts of all workers add up to, known when the sum is read."""
         self.reset()
 
     @property
@@ -71,6 +73,14 @@ class BufferAverage:
         self.live += self._new
         self._new = []
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """The last common values."""
+        return dict(self._base)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        self._base = {name: base.clone() for name, base in state.items()}
+
     def reset(self) -> None:
         """Take the present values as common to all workers."""
         self._base = {name: buffer.detach().clone() for name, buffer in self._buffers().items()}
@@ -95,10 +105,11 @@ class BufferAverage:
 
     def _apply(self, names: Sequence[str], changes: Tensor) -> None:
         buffers = self._buffers()
+        whole = self.whole() or 1.0  # nobody had examples: nothing has changed
         with torch.no_grad():
             for name, change in zip(names, torch.split(changes, [self._base[n].numel() for n in names]), strict=True):
                 base = self._base[name]
-                base.copy_(_start(base) + change.to(base.device).double().view(base.shape))
+                base.copy_(_start(base) + change.to(base.device).double().view(base.shape) / whole)
                 buffers[name].copy_(base)
 
 

@@ -1,0 +1,89 @@
+"""When a round ends: after so many steps or examples, or by a schedule that changes while the run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.errors import SettingError
+from paceline.records import Progress
+
+__all__ = ["Every", "Examples", "PostLocal", "Ramp", "Steps", "as_every"]
+
+
+class Every(Protocol):
+    """Decides when workers average. All of them must come to the same answer, so it sees only what all know."""
+
+    def ends(self, begin: Progress, now: Progress) -> bool:
+        """Whether the round that began at ``begin`` ends with the step that has led to ``now``."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """After so many steps."""
+
+    count: int
+
+    def ends(self, begin: Progress, now: Progress) -> bool:
+        """H steps have been done."""
+        return now.step - begin.step >= self.count
+
+
+@dataclass(frozen=True)
+class Examples:
+    """With the first step that brings the examples of all workers together to so many: robust where batches change."""
+
+    count: int
+
+    def ends(self, begin: Progress, now: Progress) -> bool:
+        """So many examples have been used."""
+        return now.examples - begin.examples >= self.count
+
+
+@dataclass(frozen=True)
+class PostLocal:
+    """Average after every step at first, then as ``every`` says (Lin et al. 2020, post-local SGD).
+
+    ``after`` is the number of steps that are synchronous.
+    """
+
+    after: int
+    every: Every | int
+
+    def ends(self, begin: Progress, now: Progress) -> bool:
+        """Every step at first."""
+        return now.step <= self.after or as_every(self.every).ends(begin, now)
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """H is multiplied by ``factor`` after every so many ``steps``, from ``first`` until it reaches ``last``.
+
+    It grows with a factor above 1, and shrinks with one below.
+    """
+
+    first: int
+    last: int
+    factor: float
+    steps: int
+
+    def ends(self, begin: Progress, now: Progress) -> bool:
+        """H of the step at which the round began."""
+        count = self.first * self.factor ** (begin.step // self.steps)
+        low, high = sorted((self.first, self.last))
+        return now.step - begin.step >= min(max(round(count), low), high)
+
+
+def as_every(every: Every | int) -> Every:
+    """A whole number means steps; what cannot be a period is refused."""
+    found: Every = Steps(every) if isinstance(every, int) else every
+    counts = [getattr(found, name) for name in ("count", "first", "last", "steps") if hasattr(found, name)]
+    if any(not isinstance(count, int) or count < 1 for count in counts):
+        raise SettingError(f"every ({every!r}) must be at least 1; 1 averages after every step")
+    if isinstance(found, Ramp) and (found.factor <= 0 or (found.factor > 1) != (found.last > found.first)):
+        raise SettingError(f"{found!r} never gets from first to last; a factor above 1 grows, one below 1 shrinks")
+    if isinstance(found, PostLocal):
+        if found.after < 0:
+            raise SettingError(f"after ({found.after}) must be at least 0 steps")
+        as_every(found.every)
+    return found

@@ -1,0 +1,166 @@
+"""What LocalSGD refuses, and what it does in corners: one process, elastic resume, scalers, token weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline as pl
+from paceline import sync
+from tests.pool import Pool, RemoteError
+from tests.problems import data, flat, mlp, train
+
+
+def make(role: sync.LocalSGD, **settings: Any) -> pl.Run:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return pl.Run(model, optimizer, data(40), batch=8, sync=role, **settings)
+
+
+@pytest.mark.parametrize(
+    ("every", "says"),
+    [
+        (0, r"every \(0\) must be at least 1; 1 averages after every step"),
+        (-3, r"every \(-3\) must be at least 1"),
+        (sync.Examples(0), r"every \(Examples\(count=0\)\) must be at least 1"),
+        (sync.Steps(2.5), r"every \(Steps\(count=2.5\)\) must be at least 1"),  # type: ignore[arg-type]
+        (sync.PostLocal(-1, 4), r"after \(-1\) must be at least 0 steps"),
+        (sync.PostLocal(1, 0), r"every \(0\) must be at least 1"),
+        (sync.Ramp(1, 8, 0.5, 10), r"never gets from first to last; a factor above 1 grows"),
+        (sync.Ramp(8, 1, 2.0, 10), r"never gets from first to last"),
+        (sync.Ramp(1, 8, 2.0, 0), r"must be at least 1"),
+    ],
+)
+def test_periods_that_cannot_be(every: Any, says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says):
+        sync.LocalSGD(every)
+
+
+def test_a_role_serves_one_run() -> None:
+    role = sync.LocalSGD(2)
+    with make(role), pytest.raises(pl.SettingError, match="serves another run that is not closed"):
+        make(role)
+    with make(role):
+        pass
+
+
+def test_the_probe_is_refused() -> None:
+    with pytest.raises(pl.SettingError, match="which LocalSGD does not exchange"):
+        make(sync.LocalSGD(2), probe=pl.Probe(always=True))
+
+
+def wrapped() -> None:
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(mlp())
+    with pl.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), data(40), batch=8, sync=sync.LocalSGD(2)):
+        pass
+
+
+def test_a_module_wrapped_in_ddp_is_refused(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, wrapped):
+        assert isinstance(outcome, RemoteError)
+        assert "which LocalSGD is there to avoid; give Run the bare module" in outcome.text
+
+
+def test_one_process_is_plain_training() -> None:
+    with make(sync.LocalSGD(3)) as local, make(sync.LocalSGD(1)) as every_step:
+        for run in (local, every_step):
+            train(run, run.model, epochs=2)
+        torch.testing.assert_close(flat(local.model), flat(every_step.model), rtol=0, atol=0)
+
+
+def with_weights(kind: str) -> Tensor:
+    """A loss that averages over tokens: example i has i % 5 of them."""
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    role: Any = sync.LocalSGD(1) if kind == "local" else sync.AllReduce()
+    x, y = data(40).tensors
+    tokens = torch.arange(40) % 5 + 1.0
+    dataset = torch.utils.data.TensorDataset(x.double(), y, tokens.double())
+    with pl.Run(model, optimizer, dataset, batch=9, sync=role, micro=2) as run:
+        for step in run.steps(epochs=2):
+            optimizer.zero_grad()
+            for inputs, labels, weights in step:
+                each = F.cross_entropy(model(inputs), labels, reduction="none")
+                step.backward((each * weights).sum() / weights.sum(), weight=float(weights.sum()))
+            optimizer.step()
+    return flat(model)
+
+
+def test_token_weights_are_those_of_all_reduce(pool: Pool) -> None:
+    local, all_reduce = pool.run(2, with_weights, "local"), pool.run(2, with_weights, "all-reduce")
+    torch.testing.assert_close(local[0], all_reduce[0], rtol=0, atol=1e-12)
+
+
+def saved_in_a_round(folder: Path, resume: bool, steps: int) -> tuple[int, list[int], str]:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    seen: list[int] = []
+    with pl.Run(model, optimizer, data(60), batch=12, sync=sync.LocalSGD(4, outer=sync.nesterov())) as run:
+        if resume:
+            assert run.resume(folder / "saved.ckpt")
+
+        def each(step: pl.Step) -> None:
+            seen.append(step.plan.counts[run.fleet.rank])
+            if step.index == 5 and not resume:
+                run.save(folder / "saved.ckpt")
+
+        train(run, model, each=each, steps=steps)
+        return run.progress.examples, seen, run.replica.digest()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_another_number_of_workers_goes_on_from_the_average(pool: Pool, tmp_path: Path, workers: int) -> None:
+    pool.run(3, saved_in_a_round, tmp_path, False, 7)
+    found = pool.run(workers, saved_in_a_round, tmp_path, True, 12)
+    assert {examples for examples, _, _ in found} == {144}
+    assert sum(sum(counts) for _, counts, _ in found) == 6 * 12  # the six steps that were left
+    assert len({digest for _, _, digest in found}) == 1
+
+
+def with_a_scaler(workers_that_overflow: list[int]) -> tuple[str, int]:
+    """One worker's gradients overflow in step 1, so that its scaler skips the step there, and only there."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with pl.Run(model, optimizer, data(48), batch=8, sync=sync.LocalSGD(3), scaler=scaler) as run:
+        for step in run.steps(steps=6):
+            optimizer.zero_grad()
+            for x, y in step:
+                loss = F.cross_entropy(model(x), y)
+                if step.index == 1 and run.fleet.rank in workers_that_overflow:
+                    loss = loss * float("inf")
+                step.backward(loss)
+            scaler.step(optimizer)
+            scaler.update()
+        return run.replica.digest(), run.progress.step
+
+
+@pytest.mark.parametrize("who", [[0], [1], [0, 1]])
+def test_a_step_that_one_scaler_skips_does_not_upset_the_round(pool: Pool, who: list[int]) -> None:
+    first, second = pool.run(2, with_a_scaler, who)
+    assert first == second
+    assert first[1] == 6
+
+
+def bytes_of(every: int) -> list[int]:
+    sent: list[int] = []
+    model = nn.Linear(1000, 10)
+    with pl.Run(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data(48, 1000, 10), batch=8, sync=sync.LocalSGD(every)
+    ) as run:
+        train(run, model, each=lambda step: sent.append(run.sync.bytes_sent), steps=6)
+    return sent
+
+
+def test_bytes_are_one_model_for_a_round(pool: Pool) -> None:
+    (sent, _) = pool.run(2, bytes_of, 3)
+    model = 4 * (1000 * 10 + 10)
+    assert [count > 0 for count in sent] == [False, False, True] * 2
+    assert all(model < count < 1.01 * model for count in (sent[2], sent[5]))
