@@ -90,11 +90,11 @@ class Feed:
 
         ``future`` gives the plans that would follow if nothing changed; it is called only to work ahead.
         """
-        pieces = [Piece(plan.epoch, start, stop) for start, stop in plan.pieces(self._rank)]
+        pieces = list(self._pieces(plan))
         for at, piece in enumerate(pieces):
             rest = pieces[at:]
             batch = self._source.fetch(piece, self._ids(piece), lambda rest=rest: self._ahead(rest, future))  # type: ignore[misc]
-            yield piece.stop - piece.start, to_device(batch, self._device, self._pin)
+            yield piece.examples, to_device(batch, self._device, self._pin)
 
     def forget(self) -> None:
         """Drop remembered orders and prefetched data: they come from a state that has been replaced."""
@@ -110,15 +110,19 @@ class Feed:
             # While looking ahead, two epochs are in use: the present one and the next.
             self._permutations = {e: p for e, p in self._permutations.items() if e >= piece.epoch - 1}
             self._permutations[piece.epoch] = self._order.permutation(self.length, piece.epoch, self._seed)
-        return self._permutations[piece.epoch][piece.start : piece.stop]
+        order = self._permutations[piece.epoch]
+        spans = [order[start:stop] for start, stop in piece.spans]
+        return spans[0] if len(spans) == 1 else torch.cat(spans)
+
+    def _pieces(self, plan: Plan) -> Iterator[Piece]:
+        return (Piece(plan.epoch, plan.spans(start, stop)) for start, stop in plan.pieces(self._rank))
 
     def _ahead(self, rest: list[Piece], future: Callable[[], Iterable[Plan]]) -> Iterator[Piece]:
         yield from rest
         for plan in future():
             if plan.epoch > rest[0].epoch and not self._order.foresees:
                 return
-            for start, stop in plan.pieces(self._rank):
-                yield Piece(plan.epoch, start, stop)
+            yield from self._pieces(plan)
 
 
 def to_device(batch: Any, device: torch.device, pin: bool = False) -> Any:

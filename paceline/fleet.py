@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.errors import FleetError, SettingError, WorkerLost, WorkersDisagree
+from paceline.group import Group
 from paceline.watch import SILENT, Watch
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SLICE = 0.25  # seconds between two looks at the watch while waiting
 GRACE = 2.0  # torch's own limit is later than the deadline by so much, so that ours, which can name ranks, comes first
 
 
-class Fleet:
+class Fleet(Group):
     """All workers of a run, seen from one of them.
 
     Use :meth:`join`: it starts torch's process group from the launcher's environment if nobody has, and is a
@@ -79,6 +79,11 @@ class Fleet:
         return cls(rank, size, deadline, watch)
 
     @property
+    def torch_limit(self) -> timedelta:
+        """Torch's own limit for a wait."""
+        return timedelta(seconds=self.deadline + GRACE)
+
+    @property
     def closed(self) -> bool:
         """Whether this worker has left the fleet."""
         return self._closed
@@ -90,48 +95,11 @@ class Fleet:
         if self._line is not None:
             self._line.reached(step, what)
 
-    def all_reduce(self, tensor: Tensor, what: str) -> None:
-        """Sum a tensor over all workers, in place."""
-        if self.size > 1:
-            self.wait(lambda: dist.all_reduce(tensor, async_op=True), what)
-
-    def broadcast(self, tensor: Tensor, what: str) -> None:
-        """Copy rank 0's tensor to all, in place."""
-        if self.size > 1:
-            self.wait(lambda: dist.broadcast(tensor, src=0, async_op=True), what)
-
     def _check_open(self) -> None:
         if self._closed:
             raise FleetError(
                 "this run was closed, so that it cannot exchange anything with other workers; make a new Run"
             )
-
-    def broadcast_bytes(self, blob: bytes, what: str) -> bytes:
-        """Give rank 0's bytes to all."""
-        if self.size == 1:
-            return blob
-        length = torch.tensor([len(blob)], dtype=torch.int64, device=self.device)
-        self.broadcast(length, what)
-        data = torch.empty(int(length.item()), dtype=torch.uint8, device=self.device)
-        if self.rank == 0 and blob:
-            data.copy_(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
-        if data.numel():
-            self.broadcast(data, what)
-        return data.cpu().numpy().tobytes()
-
-    def collect_bytes(self, blob: bytes, what: str) -> list[bytes]:
-        """Every worker's bytes, by rank, on rank 0; nothing on the others."""
-        lengths = torch.zeros(self.size, dtype=torch.int64, device=self.device)
-        lengths[self.rank] = len(blob)
-        self.all_reduce(lengths, what)
-        sizes: list[int] = lengths.tolist()
-        if self.size == 1 or not any(sizes):
-            return [blob] * self.size
-        data = torch.zeros(max(sizes), dtype=torch.uint8, device=self.device)
-        data[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-        found = [torch.empty_like(data) for _ in sizes] if self.rank == 0 else None
-        self.wait(lambda: dist.gather(data, found, dst=0, async_op=True), what)
-        return [each[:size].cpu().numpy().tobytes() for each, size in zip(found or [], sizes, strict=False)]
 
     def gather(self, blob: bytes, what: str) -> list[bytes]:
         """Every worker's bytes, by rank, on every worker. For small, rare things: it goes through the store.

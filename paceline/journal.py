@@ -59,6 +59,7 @@ class Journal:
                 applied=applied,
                 stats=round.stats,
                 steps=round.steps,
+                drift=round.drift,
             )
         )
 

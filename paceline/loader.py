@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from paceline.errors import PacelineError
+from paceline.ranges import Ranges
 
 __all__ = ["Collate", "Fetch", "Inline", "Loader", "Piece", "Source", "Tensors", "tensors_of"]
 
@@ -22,11 +23,15 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Piece(NamedTuple):
-    """A micro-batch, by its piece in the order of an epoch."""
+    """A micro-batch, by its place in the order of an epoch."""
 
     epoch: int
-    start: int
-    stop: int
+    spans: Ranges
+
+    @property
+    def examples(self) -> int:
+        """How many it has."""
+        return sum(stop - start for start, stop in self.spans)
 
 
 class Source(Protocol):

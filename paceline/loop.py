@@ -9,6 +9,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from paceline.dealing import Hand, collect, deal, draw
 from paceline.errors import Interrupted
 from paceline.goal import Goal
 from paceline.hooks import OptimizerHooks
@@ -18,7 +21,7 @@ from paceline.planner import Cursor, advance, cut
 from paceline.records import Ended, Plan, Progress, Round, Started
 from paceline.roles import Observer
 from paceline.signals import Signals
-from paceline.step import Machinery, Phase, Step
+from paceline.step import Machinery, Phase, Step, compare_plans
 
 if TYPE_CHECKING:
     from paceline.run import Run
@@ -37,6 +40,9 @@ class Loop:
         self.stop_wanted = False
         self._signals = Signals()
         self._goal = Goal(steps=1)
+        self.hand: Hand | None = None
+        """What was dealt, in a round in which every worker goes at its own pace."""
+        self._drawn = 0
         self._stopping = 0
         self._warned = False
         self._observers = [role for role in run.roles().values() if isinstance(role, Observer)]
@@ -59,10 +65,7 @@ class Loop:
             with self._signals:
                 while not goal.reached(self.cursor.progress) and not self._stopping:
                     self._journal.begin_step()
-                    plan = self.plan(self.cursor, goal)
-                    after = advance(self.cursor, plan, run.lengths)
-                    future = partial(self._foresee, after, goal)
-                    self.current = Step(self._parts, plan, after.progress.epoch > plan.epoch, future)
+                    self.current = self._next_step(goal)
                     yield self.current
                     self.close_step(self.current)
             reason = "stopped" if self._stopping else "done"
@@ -77,7 +80,7 @@ class Loop:
             reason = reason if isinstance(error, Interrupted) else type(error).__name__
             raise
         finally:
-            self.current, self._stopping, self.stop_wanted = None, 0, False
+            self.current, self.hand, self._stopping, self.stop_wanted = None, None, 0, False
             progress = self.cursor.progress
             self._journal.write(Ended(time.time(), progress.step, progress.examples, reason))
 
@@ -87,6 +90,27 @@ class Loop:
         size = run.batch.size(cursor.progress)
         left = goal.left(cursor.progress) if goal else None
         return cut(cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left)
+
+    def _next_step(self, goal: Goal) -> Step:
+        if self._apart():
+            hand = self._deal(goal)
+            future = partial(self._foresee_draws, hand, self._drawn + 1)
+            return Step(self._parts, draw(hand, self._drawn), False, future)
+        plan = self.plan(self.cursor, goal)
+        after = advance(self.cursor, plan, self._run.lengths)
+        return Step(self._parts, plan, after.progress.epoch > plan.epoch, partial(self._foresee, after, goal))
+
+    def _apart(self) -> bool:
+        """Whether workers go at their own pace now: decided when a round begins."""
+        return self.hand is not None or self._run.sync.apart(self.cursor.progress)
+
+    def _deal(self, goal: Goal) -> Hand:
+        if self.hand is None:
+            run, progress = self._run, self.cursor.progress
+            size, left = run.batch.size(progress), goal.left(progress)
+            self.hand = deal(self.cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left)
+            self._drawn = 0
+        return self.hand
 
     def wishes(self) -> tuple[float, float]:
         """What this worker wants of all: the number of a signal or 1 to stop, 1 to save (rank 0 decides that)."""
@@ -111,9 +135,32 @@ class Loop:
 
     def advance(self, step: Step) -> None:
         """The step counts: as soon as the optimizer has stepped, so that the rest of the loop's body sees it."""
-        if self.cursor.progress.step == step.index:
-            self.cursor = advance(self.cursor, step.plan, self._run.lengths)
-            step.end(self.cursor.progress, self._goal.reached(self.cursor.progress))
+        if self.cursor.progress.step != step.index:
+            return
+        if self.hand is not None:
+            self._advance_apart(step, self.hand)
+            return
+        self.cursor = advance(self.cursor, step.plan, self._run.lengths)
+        step.end(self.cursor.progress, self._goal.reached(self.cursor.progress))
+
+    def _advance_apart(self, step: Step, hand: Hand) -> None:
+        """Between two meetings only the own steps are known; at the meeting, everybody's."""
+        self._drawn += 1
+        now = msgspec.structs.replace(hand.begin.progress, step=step.index + 1)
+        self.cursor = msgspec.structs.replace(self.cursor, progress=now)
+        empty = draw(hand, self._drawn).counts[self._run.fleet.rank] == 0
+        step.end(now, empty or self._goal.reached(now))
+        if step.round is not None:
+            step.round = self._meet(step.round)
+            step.ends_epoch = self.cursor.progress.epoch > step.epoch
+
+    def _meet(self, round: Round) -> Round:
+        """The round is over: what was not drawn goes back. Its plan is that of the worker that did most steps."""
+        hand, self.hand = self.hand, None
+        if hand is None:
+            return round
+        self.cursor = collect(hand, [int(note.steps) for note in round.notes], self._run.lengths)
+        return msgspec.structs.replace(round, plan=draw(hand, max(round.steps - 1, 0)))
 
     def _learn(self, round: Round, applied: bool) -> None:
         for observer in self._observers:
@@ -141,15 +188,19 @@ class Loop:
         if self._parts.failure or run.fleet.closed:
             return
         if not goal.reached(self.cursor.progress) and not self._stopping:
-            plan = self.plan(self.cursor, goal)
-            notes = run.sync.leave(plan)
-            if notes is None:
+            apart = self._apart()
+            plan = draw(self._deal(goal), self._drawn) if apart else self.plan(self.cursor, goal)
+            meeting = run.sync.leave(plan)
+            if meeting is None:
                 run.fleet.leave("left the training loop")
                 return
-            behind = round(max(note.steps for note in notes) - notes[run.fleet.rank].steps)
-            for plan in islice(self._foresee(self.cursor, goal), behind):  # what the others have done is done
-                self.cursor = advance(self.cursor, plan, run.lengths)
-            self._learn(Round(plan=plan, notes=notes, steps=behind), applied=False)
+            compare_plans(meeting.notes, plan.step)
+            behind = round(max(note.steps for note in meeting.notes) - meeting.notes[run.fleet.rank].steps)
+            if not apart:  # what the others have done is done
+                for plan in islice(self._foresee(self.cursor, goal), behind):
+                    self.cursor = advance(self.cursor, plan, run.lengths)
+            met = Round(plan, meeting.notes, drift=meeting.drift, background=meeting.background)
+            self._learn(self._meet(met), applied=False)
         self._end_together()
 
     def _foresee(self, cursor: Cursor, goal: Goal) -> Iterator[Plan]:
@@ -158,3 +209,9 @@ class Loop:
             plan = self.plan(cursor, goal)
             yield plan
             cursor = advance(cursor, plan, self._run.lengths)
+
+    def _foresee_draws(self, hand: Hand, step: int) -> Iterator[Plan]:
+        """The plans that follow if the round goes on."""
+        while (plan := draw(hand, step)).counts[self._run.fleet.rank]:
+            yield plan
+            step += 1

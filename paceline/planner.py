@@ -13,9 +13,10 @@ from itertools import accumulate
 import msgspec
 
 from paceline.errors import SettingError
+from paceline.ranges import Ranges, drop, simplified
 from paceline.records import Plan, Progress
 
-__all__ = ["Cursor", "Split", "advance", "cut", "take_local"]
+__all__ = ["Cursor", "Split", "advance", "after", "checked_shares", "cut", "remaining", "take_local"]
 
 Split = Callable[[int, int], Sequence[int]]
 """``(batch, workers) -> shares``: the balance role."""
@@ -27,6 +28,10 @@ class Cursor(msgspec.Struct, frozen=True):
     progress: Progress
     taken: tuple[int, ...]
     """Examples of this epoch that were used: one number for shared data, one for each worker for local data."""
+    ranges: Ranges = ()
+    """What is left of the epoch's order, where that is not simply the end of it; shared data only."""
+    pace: tuple[int, ...] = ()
+    """What each worker drew in the last round, if that was one in which each went at its own pace."""
 
 
 def cut(
@@ -43,24 +48,14 @@ def cut(
     ``lengths`` is ``(N,)`` for shared data and each worker's length for local data. ``left`` bounds the examples
     (a budget). The last step of an epoch takes what remains; a share may then be zero.
     """
-    if batch < workers:
-        raise SettingError(
-            f"batch ({batch}) is below the number of workers ({workers}), so some would have nothing to do; "
-            "raise the batch or start fewer workers"
-        )
-    remaining = [length - taken for length, taken in zip(lengths, cursor.taken, strict=True)]
-    size = min(batch, sum(remaining), batch if left is None else left)
-    shares = split(size, workers)
-    if len(shares) != workers or sum(shares) != size or min(shares) < 0:
-        raise SettingError(
-            f"the balance split {size} examples between {workers} workers into {list(shares)}; "
-            "it must give each worker a whole number of at least 0, and {size} in all".replace("{size}", str(size))
-        )
+    rest = remaining(cursor, lengths)
+    size = min(batch, sum(rest), batch if left is None else left)
+    shares = checked_shares(batch, size, workers, split)
     if len(lengths) == 1 and len(cursor.taken) == 1:
         counts = tuple(shares)
-        starts = tuple(cursor.taken[0] + before for before in accumulate(counts[:-1], initial=0))
+        starts = tuple(accumulate(counts[:-1], initial=0 if cursor.ranges else cursor.taken[0]))
     else:
-        counts = take_local(shares, remaining)
+        counts = take_local(shares, rest)
         starts = cursor.taken
     return Plan(
         step=cursor.progress.step,
@@ -68,7 +63,29 @@ def cut(
         starts=starts,
         counts=counts,
         micro=micro or max(max(counts), 1),
+        ranges=cursor.ranges,
     )
+
+
+def checked_shares(batch: int, size: int, workers: int, split: Split) -> Sequence[int]:
+    """What the balance makes of the ``size`` examples that there are for a batch, which must be large enough."""
+    if batch < workers:
+        raise SettingError(
+            f"batch ({batch}) is below the number of workers ({workers}), so some would have nothing to do; "
+            "raise the batch or start fewer workers"
+        )
+    shares = split(size, workers)
+    if len(shares) != workers or sum(shares) != size or min(shares) < 0:
+        raise SettingError(
+            f"the balance split {size} examples between {workers} workers into {list(shares)}; it must give each "
+            f"worker a whole number of at least 0, and {size} in all"
+        )
+    return shares
+
+
+def remaining(cursor: Cursor, lengths: tuple[int, ...]) -> list[int]:
+    """Examples of the epoch that are left: of shared data, or of each worker's own."""
+    return [length - taken for length, taken in zip(lengths, cursor.taken, strict=True)]
 
 
 def take_local(shares: Sequence[int], remaining: Sequence[int]) -> tuple[int, ...]:
@@ -84,12 +101,27 @@ def take_local(shares: Sequence[int], remaining: Sequence[int]) -> tuple[int, ..
 
 def advance(cursor: Cursor, plan: Plan, lengths: tuple[int, ...]) -> Cursor:
     """Where the run stands after a step."""
-    used = (plan.batch,) if len(cursor.taken) == 1 and len(lengths) == 1 else plan.counts
+    shared = len(cursor.taken) == 1 and len(lengths) == 1
+    used = (plan.batch,) if shared else plan.counts
     taken = tuple(before + more for before, more in zip(cursor.taken, used, strict=True))
+    ranges = simplified(drop(cursor.ranges, plan.batch), lengths[0])
+    return after(cursor, 1, plan.batch, taken, ranges, lengths, ())
+
+
+def after(
+    cursor: Cursor,
+    steps: int,
+    examples: int,
+    taken: tuple[int, ...],
+    ranges: Ranges,
+    lengths: tuple[int, ...],
+    pace: tuple[int, ...],
+) -> Cursor:
+    """The cursor after so many steps and examples; when all is taken, the next epoch begins."""
     done = taken == lengths
     progress = Progress(
-        step=cursor.progress.step + 1,
+        step=cursor.progress.step + steps,
         epoch=cursor.progress.epoch + done,
-        examples=cursor.progress.examples + plan.batch,
+        examples=cursor.progress.examples + examples,
     )
-    return Cursor(progress=progress, taken=(0,) * len(taken) if done else taken)
+    return Cursor(progress, (0,) * len(taken) if done else taken, () if done else ranges, pace)

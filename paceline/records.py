@@ -8,11 +8,14 @@ from itertools import pairwise
 
 import msgspec
 
+from paceline.ranges import Ranges, part
+
 __all__ = [
     "Ended",
     "Event",
     "GradientStats",
     "Measured",
+    "Meeting",
     "Note",
     "Plan",
     "Progress",
@@ -49,6 +52,8 @@ class Plan(msgspec.Struct, frozen=True):
     """For each worker, how many examples it takes."""
     micro: int
     """The largest number of examples in one forward pass."""
+    ranges: Ranges = ()
+    """What is left of the epoch's order, where that is not simply the end of it: positions count from its beginning."""
 
     @property
     def batch(self) -> int:
@@ -65,6 +70,10 @@ class Plan(msgspec.Struct, frozen=True):
         number = -(-count // self.micro)
         bounds = [start + count * at // number for at in range(number + 1)] if number else []
         return list(pairwise(bounds))
+
+    def spans(self, start: int, stop: int) -> Ranges:
+        """Where in the epoch's order a micro-batch is."""
+        return part(self.ranges, start, stop) if self.ranges else ((start, stop),)
 
     def digest(self) -> int:
         """A 32-bit check sum, which travels in the notes so that disagreement is noticed."""
@@ -92,8 +101,12 @@ class Note(msgspec.Struct, frozen=True):
     """Time spent in the body of the loop, communication left out."""
     busy_seconds: float = 0.0
     """Everything between the end of the last exchange and the start of this one."""
+    blocked_seconds: float = 0.0
+    """Time that it stood still for the exchange before this one, where exchanges are in the background."""
     steps: float = 1.0
     """Steps that it did in the round; a worker that has left the loop did fewer than the others."""
+    final: float = 0.0
+    """Not zero if its loop ends with this round."""
     units: float = 0.0
     """Units (micro-batches or examples) whose gradients the probe saw."""
     unit_sqnorm: float = 0.0
@@ -112,7 +125,9 @@ def combine(first: Note, second: Note) -> Note:
         load_seconds=first.load_seconds + second.load_seconds,
         compute_seconds=first.compute_seconds + second.compute_seconds,
         busy_seconds=second.busy_seconds,
+        blocked_seconds=first.blocked_seconds + second.blocked_seconds,
         steps=first.steps + second.steps,
+        final=max(first.final, second.final),
         units=first.units + second.units,
         unit_sqnorm=first.unit_sqnorm + second.unit_sqnorm,
     )
@@ -143,6 +158,17 @@ class GradientStats(msgspec.Struct, frozen=True):
         return self.variance / self.signal if self.signal > 0 else math.inf
 
 
+class Meeting(msgspec.Struct, frozen=True):
+    """What comes of an exchange at the end of several steps: the same on all workers."""
+
+    notes: tuple[Note, ...]
+    """One for each worker, summed over its steps."""
+    drift: float | None = None
+    """How far the workers' models were from their average: root of the weighted mean square, estimated by sketches."""
+    background: bool = False
+    """Whether the exchange went on while workers did other steps."""
+
+
 class Round(msgspec.Struct, frozen=True):
     """What every worker knows after a synchronisation: the same on all of them."""
 
@@ -152,8 +178,15 @@ class Round(msgspec.Struct, frozen=True):
     """One for each worker, by rank."""
     stats: GradientStats | None = None
     """What the probe measured, where a role asked for it."""
-    steps: int = 1
-    """How many steps each worker did in it."""
+    drift: float | None = None
+    """How far the workers' models were from their average (:class:`Meeting`); None where they cannot differ."""
+    background: bool = False
+    """Whether the exchange went on while workers did other steps."""
+
+    @property
+    def steps(self) -> int:
+        """The steps of the worker that did most."""
+        return int(max(note.steps for note in self.notes))
 
     @property
     def weight(self) -> float:
@@ -168,7 +201,12 @@ class Round(msgspec.Struct, frozen=True):
 
     @property
     def waits(self) -> tuple[float, ...]:
-        """Seconds that each worker waited for the slowest: all leave the last exchange together."""
+        """Seconds that each worker waited for the slowest: all leave the last exchange together.
+
+        Where the exchange is in the background, what each has stood still for it the last time.
+        """
+        if self.background:
+            return tuple(note.blocked_seconds for note in self.notes)
         slowest = max(note.busy_seconds for note in self.notes)
         return tuple(slowest - note.busy_seconds for note in self.notes)
 
@@ -218,6 +256,8 @@ class StepDone(Event, frozen=True):
     stats: GradientStats | None = None
     steps: int = 1
     """The steps of the round: its examples, losses and seconds are sums or means over all of them."""
+    drift: float | None = None
+    """How far the workers' models were from their average, where they train apart."""
 
 
 class Measured(Event, frozen=True):

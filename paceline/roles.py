@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from paceline.records import Event, Note, Plan, Progress, Round
+from paceline.records import Event, Meeting, Note, Plan, Progress, Round
 
 if TYPE_CHECKING:
     from paceline.fleet import Fleet
@@ -103,14 +103,17 @@ class LearningRate(Protocol):
 class Codec(Protocol):
     """How numbers look on the wire."""
 
-    linear: bool
-    """Whether the sum of encoded vectors is the encoded sum, so that a plain all-reduce can add them."""
+    feedback: bool
+    """Whether the sender should keep what encoding loses, and add it to what it sends the next time."""
+
+    def bytes_for(self, numel: int) -> int:
+        """How many bytes the payload of so many float32 numbers has."""
 
     def encode(self, values: Tensor) -> Tensor:
-        """What travels."""
+        """What travels: a flat tensor, of uint8 unless the numbers travel as they are."""
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
-        """Write the values of a payload to ``out``."""
+        """Write the values of a payload to ``out``, in the dtype that it has."""
 
 
 class Sync(Protocol):
@@ -150,18 +153,21 @@ class Sync(Protocol):
     def flat_gradients(self) -> Sequence[Tensor] | None:
         """The gradients after ``before_step`` in as few tensors as possible; None where they are only in ``.grad``."""
 
-    def end_step(self, now: Progress, last: bool, busy_seconds: float) -> tuple[Note, ...] | None:
+    def apart(self, progress: Progress) -> bool:
+        """Whether each worker goes at its own pace in the round that begins here, so that numbers of steps differ."""
+
+    def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
         """The step is over, whether the optimizer has stepped or a ``GradScaler`` has skipped it.
 
-        ``now`` is the progress with this step, which is the ``last`` if the loop ends with it. If a round of several
-        steps ends here, its notes are given: one for each worker, summed over its steps. ``busy_seconds`` is what this
-        worker has worked since the last exchange.
+        ``now`` is the progress with this step, which is the ``last`` if the loop, or what this worker was dealt, ends
+        with it. If a round of several steps ends here, what came of it is given. ``busy_seconds`` is what this worker
+        has worked since the last exchange.
         """
 
-    def leave(self, plan: Plan) -> tuple[Note, ...] | None:
+    def leave(self, plan: Plan) -> Meeting | None:
         """This worker has left the loop while the others go on; ``plan`` is that of the next step.
 
-        Take part in what the others are about to do, and give the notes of the round that ends with it; None if the
+        Take part in what the others are about to do, and give what comes of the round that ends with it; None if the
         others cannot go on without this worker.
         """
 

@@ -158,6 +158,7 @@ class Run:
 
     def consensus(self) -> AbstractContextManager[None]:
         """``with run.consensus():`` the model is the average over all workers; all must enter together."""
+        self._refuse_within_a_round("run.consensus")
         return self.sync.consensus()
 
     def log(self, **values: float) -> None:
@@ -170,6 +171,7 @@ class Run:
             if current.phase is Phase.READY and self.scaler is None:
                 raise LoopError(f"run.save was called before optimizer.step() in step {current.index}; call it after")
             self._loop.close_step(current)
+        self._refuse_within_a_round("run.save")
         began = time.perf_counter()
         path, size = snapshot.save(self, Path(path))
         self._journal.write(Saved(time.time(), self.progress.step, str(path), size, time.perf_counter() - began))
@@ -190,6 +192,14 @@ class Run:
         self._parts.feed.forget()
         self._journal.write(Resumed(time.time(), self.progress.step, str(file), tree["workers"]))
         return True
+
+    def _refuse_within_a_round(self, call: str) -> None:
+        if self._loop.hand is not None:
+            raise LoopError(
+                f"{call} was called in the middle of a round in which every worker does its own number of steps, so "
+                "that they would not come here together; call it in the steps where step.round is not None, which are "
+                "the same on all workers"
+            )
 
     def close(self) -> None:
         """Remove all hooks, end loader processes and records, leave the fleet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +50,6 @@ class Machinery:
     """What this worker wants of all: ``(stop, save)`` for its note."""
     failure: str = ""
     """The name of the error that a step met with."""
-    steps: int = 1
-    """The number of the present step within its round."""
 
 
 class Step:
@@ -64,7 +63,7 @@ class Step:
         self.plan = plan
         """Who takes what in this step."""
         self.ends_epoch = ends_epoch
-        """Whether this is the last step of its epoch."""
+        """Whether this is the last step of its epoch; where workers go at their own pace, known after it."""
         self.round: Round | None = None
         """What is known of the step after the inner loop: the notes of all workers, gradient statistics."""
         self.phase = Phase.NEW
@@ -229,12 +228,11 @@ class Step:
         """The optimizer has stepped, or will not; ``now`` is the progress with this step, maybe the ``last``."""
         parts = self._parts
         parts.clock.rested()
-        notes = parts.sync.end_step(now, last, parts.clock.busy)
-        if notes is not None:
+        meeting = parts.sync.end_step(now, last, parts.clock.busy)
+        if meeting is not None:
             parts.clock.exchanged()
-            self._compare(notes)
-            self.round = Round(plan=self.plan, notes=notes, steps=parts.steps)
-        parts.steps = 1 if self.round else parts.steps + 1
+            self._compare(meeting.notes)
+            self.round = Round(self.plan, meeting.notes, drift=meeting.drift, background=meeting.background)
 
     def _compare(self, notes: tuple[Note, ...]) -> None:
         compare_plans(notes, self.index)
@@ -252,13 +250,15 @@ class Step:
 
 
 def compare_plans(notes: tuple[Note, ...], step: int) -> None:
-    """All workers must have followed the same plans; who has left the loop has followed fewer."""
-    most = max(note.steps for note in notes)
-    stayed = {rank: note.plan for rank, note in enumerate(notes) if note.steps == most}
-    first, plan = next(iter(stayed.items()))
-    other = [rank for rank, theirs in stayed.items() if theirs != plan]
-    if other:
-        raise WorkersDisagree(
-            f"the plan of step {step} differs between workers (ranks {other} against rank {first}): a role decided "
-            "from something that is not the same everywhere"
-        )
+    """Workers that did as many steps must have followed the same plans."""
+    groups: defaultdict[float, dict[int, float]] = defaultdict(dict)
+    for rank, note in enumerate(notes):
+        groups[note.steps][rank] = note.plan
+    for plans in groups.values():
+        first, plan = next(iter(plans.items()))
+        other = [rank for rank, theirs in plans.items() if theirs != plan]
+        if other:
+            raise WorkersDisagree(
+                f"the plan of step {step} differs between workers (ranks {other} against rank {first}): a role decided "
+                "from something that is not the same everywhere"
+            )

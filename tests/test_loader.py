@@ -42,11 +42,11 @@ class Cycle:
 
 def loader(num_workers: int = 1) -> Loader:
     fetch = Fetch(Collects(), torch.stack, seed=0)
-    return Loader(fetch, lambda piece: torch.arange(piece.start, piece.stop), num_workers, 2, False, 30.0)
+    return Loader(fetch, lambda piece: torch.arange(*piece.spans[0]), num_workers, 2, False, 30.0)
 
 
 def fetched(source: Loader, start: int, stop: int) -> Any:
-    piece = Piece(0, start, stop)
+    piece = Piece(0, ((start, stop),))
     return source.fetch(piece, torch.arange(start, stop), lambda: iter([piece]))
 
 

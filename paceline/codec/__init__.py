@@ -1,5 +1,7 @@
 """How numbers look on the wire."""
 
+from paceline.codec.half import BFloat16, Half
 from paceline.codec.identity import Identity
+from paceline.codec.uniform import Uniform8
 
-__all__ = ["Identity"]
+__all__ = ["BFloat16", "Half", "Identity", "Uniform8"]

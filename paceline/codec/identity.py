@@ -13,7 +13,11 @@ __all__ = ["Identity"]
 class Identity:
     """Full precision: what is sent is what there is. The default."""
 
-    linear = True
+    feedback = False
+
+    def bytes_for(self, numel: int) -> int:
+        """Four for each."""
+        return 4 * numel
 
     def encode(self, values: Tensor) -> Tensor:
         """The values themselves, not a copy."""

@@ -93,6 +93,7 @@ class Lab:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(math.ceil(worker.cpu))),
             "PYTHONUNBUFFERED": "1",
             "PACELINE_LAB_WORKER": name,
+            **({"PACELINE_SITE": worker.site} if worker.site else {}),
         }
 
     def apply(self, event: Event) -> None:

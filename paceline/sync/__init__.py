@@ -1,7 +1,8 @@
 """When, what and with whom to average."""
 
 from paceline.sync.all_reduce import AllReduce
-from paceline.sync.every import Examples, PostLocal, Ramp, Steps
+from paceline.sync.every import Examples, PostLocal, Ramp, Seconds, Steps
+from paceline.sync.hierarchical import Hierarchical
 from paceline.sync.local_sgd import LocalSGD
 from paceline.sync.optimizer_state import Average, Keep, Reset
 from paceline.sync.outer import nesterov, slow_momentum
@@ -10,11 +11,13 @@ __all__ = [
     "AllReduce",
     "Average",
     "Examples",
+    "Hierarchical",
     "Keep",
     "LocalSGD",
     "PostLocal",
     "Ramp",
     "Reset",
+    "Seconds",
     "Steps",
     "nesterov",
     "slow_momentum",

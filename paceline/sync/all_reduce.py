@@ -38,9 +38,10 @@ class AllReduce:
 
     def __init__(self, codec: Codec | None = None) -> None:
         self.codec: Codec = codec or Identity()
-        if not self.codec.linear:
+        if self.codec.feedback:
             raise SettingError(
-                f"AllReduce adds up what {type(self.codec).__name__} encodes, which is not linear; use Identity"
+                f"AllReduce does not keep what {type(self.codec).__name__} loses of a gradient until the next step, "
+                "which may have another batch or loss scale; use Half or BFloat16, or LocalSGD with this codec"
             )
         self.bytes_sent = 0
         self._attached = False
@@ -126,7 +127,7 @@ class AllReduce:
             table = torch.from_numpy(numbers).to(self._fleet.device)
             self._fleet.all_reduce(table, f"the notes of step {plan.step}")
             self._notes.read(table.cpu().numpy())
-            self.bytes_sent = self._overlap.bytes_sent + table.numel() * table.element_size()
+            self.bytes_sent = self._overlap.bytes_sent + self._fleet.bytes_to_sum(table)
         else:
             self._buffers.share = plan.counts[self._fleet.rank] / plan.batch
             self._exchange.run(what)
@@ -139,6 +140,10 @@ class AllReduce:
         """The flat buffers of a plain module: every ``.grad`` is a view of them."""
         alone = self._fleet.size == 1 or self._replica.ddp is not None
         return None if alone else self._exchange.gradients
+
+    def apart(self, progress: Progress) -> bool:
+        """Never: every step is everybody's."""
+        return False
 
     def end_step(self, now: Progress, last: bool, busy_seconds: float) -> None:
         """Nothing: the parameters are equal on all workers."""

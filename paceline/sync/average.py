@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.errors import LoopError
-from paceline.fleet import Fleet
+from paceline.group import Group
 from paceline.roles import Codec
+from paceline.sync.drift import Drift
 from paceline.sync.flat import FlatSum, Rider
 from paceline.sync.notes import Numbers
 
-__all__ = ["Weight", "WeightedAverage"]
+__all__ = ["Mean", "Weight", "WeightedAverage", "assign"]
+
+MANY = 1 << 14  # numbers in a tensor from which a pass over it costs more than a call
 
 
 class Weight:
@@ -36,60 +40,137 @@ class Weight:
         self.all = float(summed[0])
 
 
-class WeightedAverage:
-    """sum_i w_i x_i / sum_i w_i over the workers i, for lists of tensors x_i.
+class Mean(NamedTuple):
+    """Tensors that are the average times something, in buffers that the next average uses again."""
 
-    A worker of weight zero contributes nothing, not even an infinity, and gets the average as all others do.
+    views: Sequence[Tensor]
+    factor: float
+    """What they must be multiplied by to be the average."""
+
+    @torch.no_grad()
+    def write(self, targets: Sequence[Tensor], first: int = 0) -> None:
+        """Copy the average of the tensors from number ``first`` on to others, in one pass over the data."""
+        views = list(self.views[first : first + len(targets)])
+        if self.factor == 1.0:
+            assign(targets, views)
+            return
+        if sum(view.numel() for view in views) < MANY * len(views):
+            assign(targets, torch._foreach_mul(views, self.factor))
+            return
+        for target, view in zip(targets, views, strict=True):
+            torch.mul(view, self.factor, out=target.detach())
+
+    @torch.no_grad()
+    def tensors(self) -> Sequence[Tensor]:
+        """The average itself, in the same buffers: not to be asked for twice."""
+        if self.factor != 1.0:
+            torch._foreach_mul_(list(self.views), self.factor)
+        return self.views
+
+
+class WeightedAverage:
+    """sum_i w_i x_i / sum_i w_i over the workers i of a group, for lists of tensors x_i.
+
+    A worker of weight zero contributes nothing, not even an infinity, and gets the average as all others do. With a
+    codec the change since :meth:`begin` travels instead of the values: it is smaller, and so is what is lost of it.
     """
 
-    def __init__(self, fleet: Fleet, codec: Codec) -> None:
-        self._fleet = fleet
-        self._sum = FlatSum(fleet, codec)
+    def __init__(self, group: Group, codec: Codec) -> None:
+        self._group = group
+        self._sum = FlatSum(group, codec)
         self._weight = Weight()
+        self._drift = Drift(group.rank, group.size)
         self._layout: object = None
+        self._anchors: list[Tensor] = []
 
     @property
     def bytes_sent(self) -> int:
         """What this worker handed to the network layer in the last average."""
         return self._sum.bytes_sent
 
-    @torch.no_grad()
-    def of(
-        self, tensors: Sequence[Tensor], weight: float, scale: float, riders: Sequence[Rider], what: str
-    ) -> Sequence[Tensor]:
-        """The average of these tensors over the workers: views of a buffer that the next call uses again.
-
-        If all weights are zero, nobody has done anything, and the tensors are given back as they are.
-
-        ``weight`` is this worker's. ``scale`` is a number of the size of all weights together, the same on all workers:
-        weights are divided by it before they travel, so that sums are about as large as averages.
-        """
-        riders = [self._weight, *riders]
-        shapes = [(tuple(each.shape), str(each.dtype)) for each in tensors]
-        layout = (shapes, sum(rider.numel for rider in riders))
-        if layout != self._layout:
-            digest = zlib.crc32(repr(shapes).encode())
-            self._fleet.agree({"set of averaged tensors": f"{len(shapes)} of digest {digest}"})
-            self._sum.lay_out(tensors, layout[1])
-            self._layout = layout
-        self._weight.own = weight / scale
-        if weight:
-            self._sum.pack(tensors, weight / scale)
-        else:
-            self._sum.pack([None] * len(tensors), 1.0)
-        self._sum.run(riders, what)
-        if self.whole == 0:
-            return tensors
-        if not (self.whole > 0 and math.isfinite(self.whole)):
-            raise LoopError(
-                f"the weights of all workers add up to {self.whole * scale} in {what}; they must be positive"
-            )
-        if self.whole != 1.0:
-            for body in self._sum.bodies:
-                body.mul_(1.0 / self.whole)
-        return self._sum.views
-
     @property
     def whole(self) -> float:
         """What the weights of the last average added up to, over its scale."""
         return self._weight.all
+
+    @property
+    def drift(self) -> float:
+        """How far the workers were from the last average (:class:`~paceline.sync.drift.Drift`)."""
+        return self._drift.distance
+
+    @torch.no_grad()
+    def begin(self, tensors: Sequence[Tensor]) -> None:
+        """These are the same on all workers now."""
+        if self._sum.coded:
+            self._anchors = [tensor.detach().clone() for tensor in tensors]
+
+    def prepare(self, tensors: Sequence[Tensor], models: int, riders: Sequence[Rider]) -> None:
+        """Make room; all workers must have the same tensors, of which the first ``models`` are the model's."""
+        shapes = [(tuple(each.shape), str(each.dtype)) for each in tensors]
+        everything: list[Rider] = [self._weight, self._drift, *riders]
+        tail = sum(rider.numel for rider in everything)
+        if (shapes, models, tail) != self._layout:
+            digest = zlib.crc32(repr(shapes).encode())
+            self._group.agree({"set of averaged tensors": f"{len(shapes)} of digest {digest}"})
+            self._sum.lay_out(tensors, tail)
+            self._drift.lay_out(self._sum.heads(models))
+            self._layout = (shapes, models, tail)
+
+    @torch.no_grad()
+    def of(self, tensors: Sequence[Tensor], weight: float, scale: float, riders: Sequence[Rider], what: str) -> Mean:
+        """The average of these tensors, as they were prepared.
+
+        If all weights are zero, nobody has done anything, and the tensors are given back as they are. ``weight`` is
+        this worker's. ``scale`` is a number of the size of all weights together, the same on all workers: weights are
+        divided by it before they travel, so that sums are about as large as averages.
+        """
+        self._weight.own = share = weight / scale
+        riders = [self._weight, self._drift, *riders]
+        if self._sum.coded:
+            return self._of_changes(tensors, share, scale, riders, what)
+        self._drift.weight, self._drift.scale = share, share
+        self._sum.pack(tensors if share else [None] * len(tensors), share or 1.0)
+        self._sum.run(riders, what)
+        return Mean(self._sum.views, 1.0 / self.whole) if self._check(scale, what) else Mean(tensors, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a codec still has to make up for, and what changes are counted from."""
+        return {"sum": self._sum.state_dict(), "anchors": self._anchors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take that back."""
+        self._sum.load_state_dict(state["sum"])
+        self._anchors = list(state["anchors"])
+
+    def _of_changes(
+        self, tensors: Sequence[Tensor], share: float, scale: float, riders: Sequence[Rider], what: str
+    ) -> Mean:
+        views = self._sum.views
+        self._sum.pack(tensors if share else [None] * len(tensors), 1.0)
+        if share:
+            torch._foreach_sub_(views, self._anchors)
+        self._drift.weight, self._drift.scale = share, 1.0
+        self._sum.sum_riders(riders, what)
+        if not self._check(scale, what):
+            return Mean(tensors, 1.0)
+        # In units of the average, so that what was lost in one round counts as much when it is made up for in another.
+        torch._foreach_mul_(views, share / self.whole)
+        self._sum.sum_bodies(what)
+        torch._foreach_add_(views, self._anchors)
+        return Mean(views, 1.0)
+
+    def _check(self, scale: float, what: str) -> bool:
+        if self.whole == 0:
+            return False
+        if not (self.whole > 0 and math.isfinite(self.whole)):
+            raise LoopError(
+                f"the weights of all workers add up to {self.whole * scale} in {what}; they must be positive"
+            )
+        return True
+
+
+@torch.no_grad()
+def assign(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy values to tensors."""
+    if targets:
+        torch._foreach_copy_([target.detach() for target in targets], list(values))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import SettingError
-from paceline.fleet import Fleet
+from paceline.group import Group
 from paceline.replica import Replica
 from paceline.sync.notes import Numbers
 
@@ -62,13 +62,13 @@ class BufferAverage:
         self._apply(self.live, torch.from_numpy(changes).clone())
         self._new = [name for name, flag in zip(self._names, flags, strict=True) if flag > 0 and name not in self.live]
 
-    def finish(self, fleet: Fleet, what: str) -> None:
+    def finish(self, group: Group, what: str) -> None:
         """Average the buffers that changed for the first time, in a collective of their own, this once."""
         if not self._new:
             return
         buffers = self._buffers()
-        flat = torch.cat([self._change(name, buffers[name]) for name in self._new]).to(fleet.device)
-        fleet.all_reduce(flat, what)
+        flat = torch.cat([self._change(name, buffers[name]) for name in self._new]).to(group.device)
+        group.all_reduce(flat, what)
         self._apply(self._new, flat)
         self.live += self._new
         self._new = []

@@ -1,18 +1,24 @@
-"""When a round ends: after so many steps or examples, or by a schedule that changes while the run goes on."""
+"""When a round ends: after so many steps, examples or seconds, or by a schedule that changes while the run goes on."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.errors import SettingError
 from paceline.records import Progress
 
-__all__ = ["Every", "Examples", "PostLocal", "Ramp", "Steps", "as_every"]
+__all__ = ["Every", "Examples", "PostLocal", "Ramp", "Seconds", "Steps", "as_every", "seconds_of", "timed"]
 
 
 class Every(Protocol):
-    """Decides when workers average. All of them must come to the same answer, so it sees only what all know."""
+    """Decides when workers average. All of them must come to the same answer, so it sees only what all know.
+
+    A class of your own may also have ``seconds(begin)``: the length of the round that begins there, or None if that
+    round is not measured by the clock.
+    """
 
     def ends(self, begin: Progress, now: Progress) -> bool:
         """Whether the round that began at ``begin`` ends with the step that has led to ``now``."""
@@ -41,6 +47,24 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Seconds:
+    """After so many seconds of work, whatever each worker gets done in them: who is fast does more steps.
+
+    Examples are dealt for that, and each worker's model counts as much as it has used. A round also ends with an epoch.
+    """
+
+    count: float
+
+    def ends(self, begin: Progress, now: Progress) -> bool:
+        """By the worker's own clock instead."""
+        return False
+
+    def seconds(self, begin: Progress) -> float:
+        """The length of every round."""
+        return self.count
+
+
+@dataclass(frozen=True)
 class PostLocal:
     """Average after every step at first, then as ``every`` says (Lin et al. 2020, post-local SGD).
 
@@ -53,6 +77,10 @@ class PostLocal:
     def ends(self, begin: Progress, now: Progress) -> bool:
         """Every step at first."""
         return now.step <= self.after or as_every(self.every).ends(begin, now)
+
+    def seconds(self, begin: Progress) -> float | None:
+        """Those of ``every``, once it has begun."""
+        return None if begin.step < self.after else seconds_of(as_every(self.every), begin)
 
 
 @dataclass(frozen=True)
@@ -74,9 +102,26 @@ class Ramp:
         return now.step - begin.step >= min(max(round(count), low), high)
 
 
+def seconds_of(every: Every, begin: Progress) -> float | None:
+    """The length of the round that begins here, if it is measured by the clock."""
+    seconds: Callable[[Progress], float | None] | None = getattr(every, "seconds", None)
+    return None if seconds is None else seconds(begin)
+
+
+def timed(every: Every) -> bool:
+    """Whether rounds may be measured by the clock."""
+    return timed(as_every(every.every)) if isinstance(every, PostLocal) else hasattr(every, "seconds")
+
+
 def as_every(every: Every | int) -> Every:
     """A whole number means steps; what cannot be a period is refused."""
     found: Every = Steps(every) if isinstance(every, int) else every
+    if isinstance(found, Seconds):
+        if not (math.isfinite(found.count) and found.count > 0):
+            raise SettingError(f"every ({every!r}) must be a positive number of seconds")
+        return found
+    if not hasattr(found, "ends"):
+        raise SettingError(f"every ({every!r}) must be a whole number of steps, Examples, Seconds or a schedule")
     counts = [getattr(found, name) for name in ("count", "first", "last", "steps") if hasattr(found, name)]
     if any(not isinstance(count, int) or count < 1 for count in counts):
         raise SettingError(f"every ({every!r}) must be at least 1; 1 averages after every step")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.codec import Identity
-from paceline.fleet import Fleet
+from paceline.group import Group
 from paceline.roles import Codec
+from paceline.sync.coded import CodedSum
 from paceline.sync.notes import Numbers
 
 __all__ = ["FlatSum", "Rider"]
@@ -38,9 +39,13 @@ class FlatSum:
     is none, or a codec changes the numbers on the way, they get a small collective of their own.
     """
 
-    def __init__(self, fleet: Fleet, codec: Codec) -> None:
-        self._fleet, self._codec = fleet, codec
+    def __init__(self, group: Group, codec: Codec) -> None:
+        self._group, self._codec = group, codec
+        self.coded = not isinstance(codec, Identity)
+        """Whether a codec changes the numbers on the way."""
+        self._coders: list[CodedSum] = []
         self._flats: list[_Flat] = []
+        self._members: list[list[int]] = []
         self._tail = torch.empty(0)
         self._tail_rides = False
         self._staged = False
@@ -54,25 +59,36 @@ class FlatSum:
         """All numbers of the tensors, one flat tensor for each dtype."""
         return [flat.body for flat in self._flats]
 
+    def heads(self, count: int) -> list[Tensor]:
+        """The numbers of the first ``count`` tensors: for each dtype the beginning of its flat tensor."""
+        sizes = [view.numel() for view in self.views]
+        return [
+            flat.body[: sum(sizes[at] for at in members if at < count)]
+            for flat, members in zip(self._flats, self._members, strict=True)
+        ]
+
     @torch.no_grad()
     def lay_out(self, tensors: Sequence[Tensor], tail: int) -> None:
         """Make buffers for tensors like these, and ``tail`` numbers of riders."""
         kinds = dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors)
         wide = [kind for kind in kinds if kind[0] in (torch.float32, torch.float64)]
-        self._tail_rides = bool(wide) and isinstance(self._codec, Identity)
-        self._flats = []
+        self._tail_rides = bool(wide) and not self.coded
+        self._flats, self._members = [], []
         views: dict[int, Tensor] = {}
         for kind in kinds:
             members = [at for at, tensor in enumerate(tensors) if (tensor.dtype, tensor.device) == kind]
             carries = self._tail_rides and kind == wide[0]
             flat = _Flat([tensors[at] for at in members], tail if carries else 0)
             self._flats.append(flat)
+            self._members.append(members)
             views.update(zip(members, flat.views, strict=True))
             if carries:
                 self._tail = flat.tail
         self.views = [views[at] for at in range(len(tensors))]
         if not self._tail_rides:
-            self._tail = torch.empty(tail, dtype=torch.float64, device=self._fleet.device)
+            self._tail = torch.empty(tail, device=self._group.device)
+        if self.coded and len(self._coders) != len(self._flats):
+            self._coders = [CodedSum(self._group, self._codec) for _ in self._flats]
         self._staged = self._tail.device.type != "cpu"
         self._numbers = self._tail.cpu().numpy()  # on a CPU this is the tail itself
 
@@ -88,31 +104,69 @@ class FlatSum:
                 given.append(source)
         if targets:
             torch._foreach_copy_(targets, given)
-        for flat in self._flats:
-            flat.body.mul_(scale)
+        if scale != 1.0:
+            for flat in self._flats:
+                flat.body.mul_(scale)
 
     def run(self, riders: Sequence[Rider], what: str) -> None:
         """Sum the buffers and the riders over all workers."""
-        ends = list(accumulate(rider.numel for rider in riders))
-        for rider, end in zip(riders, ends, strict=True):
-            rider.write(self._numbers[end - rider.numel : end])
-        if self._staged:
-            self._tail.copy_(torch.from_numpy(self._numbers))
+        if self.coded:
+            self.sum_riders(riders, what)
+            self.sum_bodies(what)
+            return
         self.bytes_sent = 0
+        self._write(riders)
         if not self._tail_rides:
             self._sum(self._tail, what)
         for flat in self._flats:
-            payload = self._codec.encode(flat.values)
-            self._sum(payload, what)
-            self._codec.decode(payload, flat.values)
+            self._sum(flat.values, what)
+        self._read(riders)
+
+    def sum_riders(self, riders: Sequence[Rider], what: str) -> None:
+        """Sum the riders alone, ahead of the buffers: only with a codec."""
+        self.bytes_sent = 0
+        self._write(riders)
+        self._sum(self._tail, what)
+        self._read(riders)
+
+    def sum_bodies(self, what: str) -> None:
+        """Sum the buffers, encoded."""
+        for flat, coder in zip(self._flats, self._coders, strict=True):
+            wide = flat.body if flat.body.dtype in (torch.float32, torch.float64) else flat.body.float()
+            coder.run(wide, what)
+            if wide is not flat.body:
+                flat.body.copy_(wide)
+            self.bytes_sent += coder.bytes_sent
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the codec has lost on the way so far, and will make up for."""
+        return {str(at): coder.state_dict() for at, coder in enumerate(self._coders)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take that back."""
+        self._coders = [CodedSum(self._group, self._codec) for _ in state]
+        for coder, each in zip(self._coders, state.values(), strict=True):
+            coder.load_state_dict(each)
+
+    def _write(self, riders: Sequence[Rider]) -> None:
+        for rider, numbers in self._parts(riders):
+            rider.write(numbers)
+        if self._staged:
+            self._tail.copy_(torch.from_numpy(self._numbers))
+
+    def _read(self, riders: Sequence[Rider]) -> None:
         if self._staged:
             self._numbers = self._tail.cpu().numpy()
-        for rider, end in zip(riders, ends, strict=True):
-            rider.read(self._numbers[end - rider.numel : end])
+        for rider, numbers in self._parts(riders):
+            rider.read(numbers)
+
+    def _parts(self, riders: Sequence[Rider]) -> Iterator[tuple[Rider, Numbers]]:
+        ends = accumulate(rider.numel for rider in riders)
+        return ((rider, self._numbers[end - rider.numel : end]) for rider, end in zip(riders, ends, strict=True))
 
     def _sum(self, tensor: Tensor, what: str) -> None:
-        self._fleet.all_reduce(tensor, what)
-        self.bytes_sent += tensor.numel() * tensor.element_size()
+        self._group.all_reduce(tensor, what)
+        self.bytes_sent += self._group.bytes_to_sum(tensor)
 
 
 class _Flat:

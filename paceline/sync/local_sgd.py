@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -13,15 +13,15 @@ from torch import Tensor
 from paceline.codec import Identity
 from paceline.errors import LoopError, SettingError
 from paceline.fleet import Fleet
+from paceline.group import Group, Part
 from paceline.probe import Probe
-from paceline.records import Note, Plan, Progress, combine
+from paceline.records import Meeting, Note, Plan, Progress, combine
 from paceline.replica import Replica
-from paceline.sync.average import WeightedAverage
-from paceline.sync.buffers import BufferAverage
-from paceline.sync.every import Every, as_every
-from paceline.sync.flat import Rider
-from paceline.sync.notes import NotesTable
-from paceline.sync.optimizer_state import Keep, OptimizerState
+from paceline.roles import Codec
+from paceline.sync.average import assign
+from paceline.sync.every import Every, as_every, seconds_of, timed
+from paceline.sync.merge import Merge
+from paceline.sync.optimizer_state import Average, Keep, OptimizerState
 from paceline.sync.outer import MakeOptimizer, Outer
 
 __all__ = ["LocalSGD"]
@@ -34,11 +34,14 @@ class LocalSGD:
     that ends in the middle of a round averages what there is, with the weights that there are.
 
     Args:
-        every: how long a round is: a number of steps, :class:`Examples`, or a schedule (:class:`PostLocal`,
-            :class:`Ramp`).
+        every: how long a round is: a number of steps, :class:`Examples`, :class:`Seconds`, or a schedule
+            (:class:`PostLocal`, :class:`Ramp`).
         optimizer_state: what becomes of momentum and the like: :class:`Keep`, :class:`Average` or :class:`Reset`.
         outer: makes a second optimizer, which takes the change of a round as a gradient (:func:`nesterov` for
             DiLoCo, :func:`slow_momentum` for SlowMo).
+        codec: how the average looks on the wire; with one that loses something, changes of models travel.
+        overlap: steps of the next round that are done while the average is under way; it is then applied as a
+            correction.
     """
 
     def __init__(
@@ -47,55 +50,69 @@ class LocalSGD:
         *,
         optimizer_state: OptimizerState = Keep(),  # noqa: B008 (it is immutable)
         outer: MakeOptimizer | None = None,
+        codec: Codec | None = None,
+        overlap: int = 0,
     ) -> None:
         self.every = as_every(every)
         self.optimizer_state = optimizer_state
         self.outer = None if outer is None else Outer(outer)
+        self.codec: Codec = codec or Identity()
+        self.overlap = overlap
+        self._refuse_what_does_not_fit()
         self.bytes_sent = 0
-        self._attached = False
+        self._fleet: Fleet | None = None
+        self._parts: list[Part] = []
         self._note: Note | None = None
         self._steps = self._examples = 0
-        self._scale = 1.0
+        self._scale = 0.0
+        self._weight = 0.0
 
     def __repr__(self) -> str:
-        outer = "" if self.outer is None else ", outer=…"
-        return f"LocalSGD({self.every!r}, optimizer_state={self.optimizer_state!r}{outer})"
+        told = [repr(self.every), f"optimizer_state={self.optimizer_state!r}"]
+        told += [] if self.outer is None else ["outer=…"]
+        told += [] if isinstance(self.codec, Identity) else [f"codec={self.codec!r}"]
+        told += [f"overlap={self.overlap}"] if self.overlap else []
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
         """Begin to serve a run."""
-        if self._attached:
-            raise SettingError("this LocalSGD serves another run that is not closed; make one for each run")
+        name = type(self).__name__
+        if self._fleet is not None:
+            raise SettingError(f"this {name} serves another run that is not closed; make one for each run")
         if replica.ddp is not None:
             raise SettingError(
-                "DistributedDataParallel averages gradients in every step, which LocalSGD is there to avoid; give Run "
+                f"DistributedDataParallel averages gradients in every step, which {name} is there to avoid; give Run "
                 "the bare module"
             )
         if probe.active:
             raise SettingError(
-                "the probe compares the gradients of all workers in every step, which LocalSGD does not exchange; use "
+                f"the probe compares the gradients of all workers in every step, which {name} does not exchange; use "
                 "AllReduce with roles that ask for gradient statistics"
             )
-        self._attached = True
         self._fleet, self._replica = fleet, replica
-        self._average = WeightedAverage(fleet, Identity())
-        self._buffers = BufferAverage(replica)
-        self._buffers.whole = lambda: self._average.whole
-        self._notes = NotesTable(fleet.rank, fleet.size)
-        if self.outer is not None:
-            self.outer.begin(replica.parameters)
+        self.merge = self._make_merge(fleet)
 
     def detach(self) -> None:
         """End to serve it."""
-        self._attached = False
+        self._fleet = None
+        for part in self._parts:
+            part.close()
+        self._parts = []
 
     @property
     def counts_backward(self) -> bool:
         """No."""
         return False
 
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet that it serves."""
+        assert self._fleet is not None, "it serves no run"
+        return self._fleet
+
     def factor(self, plan: Plan, weight: float) -> float:
         """What a micro-batch's mean loss is multiplied by: its part of this worker's own examples."""
-        return weight / plan.counts[self._fleet.rank]
+        return weight / plan.counts[self.fleet.rank]
 
     def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
         """Nothing is sent in a backward pass."""
@@ -115,8 +132,8 @@ class LocalSGD:
         if not note.weight:
             if note.examples:
                 raise LoopError(
-                    f"the weights given to step.backward in step {plan.step} add up to {note.weight}; under LocalSGD "
-                    "they must be positive on every worker that has examples"
+                    f"the weights given to step.backward in step {plan.step} add up to {note.weight}; under "
+                    f"{type(self).__name__} they must be positive on every worker that has examples"
                 )
             for parameter in parameters:
                 parameter.grad = None
@@ -128,125 +145,175 @@ class LocalSGD:
         """They are in ``.grad`` alone."""
         return None
 
-    def end_step(self, now: Progress, last: bool, busy_seconds: float) -> tuple[Note, ...] | None:
-        """Average if the round ends with this step; gives the notes of the round then."""
-        self._count(*self._pending)
-        begin = Progress(now.step - self._steps, now.epoch, now.examples - self._examples)
-        self.bytes_sent = 0
-        if self._note is None or not (last or self.every.ends(begin, now)):
-            return None
-        return self._end_round(msgspec.structs.replace(self._note, busy_seconds=busy_seconds), now.step - 1)
+    def apart(self, progress: Progress) -> bool:
+        """Where rounds are measured by the clock."""
+        return seconds_of(self.every, progress) is not None
 
-    def leave(self, plan: Plan) -> tuple[Note, ...]:
+    def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
+        """Average if the round ends with this step, or let the average of the last round land."""
+        self._count(*self._pending)
+        self.bytes_sent = 0
+        over = last or self._is_over(now, busy_seconds)
+        landed = None
+        if self.merge.flight is not None and (over or self._steps >= self.overlap):
+            landed = self._land()
+            last = last or _stops(landed)
+        if not (over or last):
+            return landed
+        assert self._note is not None
+        note = msgspec.structs.replace(
+            self._note,
+            busy_seconds=busy_seconds,
+            blocked_seconds=self.merge.blocked_seconds,
+            final=float(last),
+        )
+        if not self.overlap:
+            return self._end_round(note, now.step - 1)
+        self._set_off(note, now.step - 1)
+        if last:
+            landed = _both(landed, self._land())
+            self._equalise()
+        return landed
+
+    def leave(self, plan: Plan) -> Meeting:
         """Take part in the average that ends the round, with the examples that were used, and ask all to stop then."""
-        if self._note is None:
-            self._note, self._scale = Note(steps=0.0), float(plan.batch)
-        return self._end_round(msgspec.structs.replace(self._note, stop=max(1.0, self._note.stop)), plan.step)
+        self._scale = self._scale or float(plan.batch)
+        note = self._note or Note(steps=0.0)
+        note = msgspec.structs.replace(note, stop=max(1.0, note.stop))
+        if not self.overlap:
+            return self._end_round(note, plan.step)
+        # The others learn of it when that average lands; then all end the round that they are in.
+        landed = self._land() if self.merge.flight is not None else None
+        self._set_off(note, plan.step)
+        landed = _both(landed, self._land())
+        if not any(each.final for each in landed.notes):
+            self._set_off(Note(steps=0.0, final=1.0), plan.step)
+            landed = _both(landed, self._land())
+        self._equalise()
+        return landed
 
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: a round begins with them."""
         self._begin_round()
-        self._buffers.reset()
-        if self.outer is not None:
-            self.outer.begin(self._replica.parameters)
+        self._weight = 0.0
+        self.merge.restart()
 
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
+    def consensus(self) -> AbstractContextManager[None]:
         """The average of all workers' models as they are now; afterwards every worker has its own again."""
-        buffers = [buffer for _, buffer in self._replica.buffers()]
-        own = [tensor.detach().clone() for tensor in (*self._replica.parameters, *buffers)]
-        averaged = [*self._replica.parameters, *(buffer for buffer in buffers if buffer.is_floating_point())]
-        if self._note is not None and self._fleet.size > 1:
-            mean = self._average.of(averaged, self._note.weight, self._scale, [], "the models of all workers")
-            _assign(averaged, mean)
-        for name, buffer in self._replica.buffers():
-            if not buffer.is_floating_point():
-                self._fleet.broadcast(buffer, f"rank 0's {name}")
-        try:
-            yield
-        finally:
-            _assign([*self._replica.parameters, *buffers], own)
+        return self.merge.consensus(self._weight, self._scale or 1.0)
 
     def state_dict(self) -> dict[str, Any]:
         """How far the round is, and what is the same on all workers."""
         return {
             "steps": self._steps,
             "examples": self._examples,
-            "live_buffers": self._buffers.live,
+            "live_buffers": self.merge.buffers.live,
             "outer": None if self.outer is None else self.outer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._buffers.live = list(state["live_buffers"])
+        self.merge.buffers.live = list(state["live_buffers"])
         if self.outer is not None and state["outer"] is not None:
             self.outer.load_state_dict(state["outer"])
 
     def own_state(self) -> dict[str, Any]:
         """This worker's model in the middle of a round, and its optimizer."""
-        module, round_is_open = self._replica.module, self._note is not None
+        module, differs = self._replica.module, self._weight > 0 or self._note is not None
         return {
             "steps": self._steps,
             "examples": self._examples,
             "scale": self._scale,
+            "weight": self._weight,
             "note": None if self._note is None else list(msgspec.structs.astuple(self._note)),
-            "model": module.state_dict() if round_is_open else None,
-            "extra": [p.detach() for _, p in self._replica.extra] if round_is_open else None,
-            "buffers": self._buffers.state_dict(),
+            "model": module.state_dict() if differs else None,
+            "extra": [p.detach() for _, p in self._replica.extra] if differs else None,
+            "merge": self.merge.state_dict(),
             "optimizer": self._replica.optimizer.state_dict(),
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._steps, self._examples, self._scale = state["steps"], state["examples"], state["scale"]
+        self._steps, self._examples = state["steps"], state["examples"]
+        self._scale, self._weight = state["scale"], state["weight"]
         self._note = None if state["note"] is None else Note(*state["note"])
         if state["model"] is not None:
             self._replica.module.load_state_dict(state["model"])
-            _assign([p for _, p in self._replica.extra], state["extra"])
-        self._buffers.load_state_dict(state["buffers"])
+            assign([p for _, p in self._replica.extra], state["extra"])
+        self.merge.load_state_dict(state["merge"])
         self._replica.optimizer.load_state_dict(state["optimizer"])
 
+    def _make_merge(self, fleet: Fleet) -> Merge:
+        group: Group = fleet
+        if self.overlap and fleet.size > 1:  # what the training thread exchanges meanwhile must not come in between
+            self._parts = [Part(fleet, list(range(fleet.size)))]
+            group = self._parts[0]
+        return Merge(fleet, group, self._replica, self.codec, self.optimizer_state, self.outer)
+
+    def _refuse_what_does_not_fit(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.overlap, int) or self.overlap < 0:
+            raise SettingError(f"overlap ({self.overlap!r}) must be a whole number of steps, or 0 for none")
+        if self.overlap and timed(self.every):
+            raise SettingError(
+                f"{name} cannot overlap rounds that are measured by the clock: the examples of the next one are dealt "
+                "when it is known what was used in the last; use rounds of steps or examples, or overlap=0"
+            )
+        if isinstance(self.optimizer_state, Average) and (self.overlap or not isinstance(self.codec, Identity)):
+            raise SettingError(
+                f"{name} averages optimizer state at once and in full precision only (second moments must not become "
+                "negative); use Keep() or Reset() with a codec or overlap"
+            )
+
     def _count(self, plan: Plan, note: Note) -> None:
-        if self._note is None:
-            self._note, self._scale = note, float(plan.batch)
-        else:
-            self._note = combine(self._note, note)
+        self._scale = self._scale or float(plan.batch)
+        self._note = note if self._note is None else combine(self._note, note)
+        self._weight += note.weight
         self._steps += 1
         self._examples += plan.batch
+
+    def _is_over(self, now: Progress, busy_seconds: float) -> bool:
+        begin = Progress(now.step - self._steps, now.epoch, now.examples - self._examples)
+        seconds = seconds_of(self.every, begin)
+        if seconds is None:
+            return self.every.ends(begin, now)
+        return busy_seconds * (1 + 0.5 / self._steps) >= seconds  # the step that comes nearest to it
 
     def _begin_round(self) -> None:
         self._note = None
         self._steps = self._examples = 0
 
-    def _end_round(self, note: Note, step: int) -> tuple[Note, ...]:
-        self._notes.own = note
-        self._fleet.doing(step, "averaging models")
-        self._synchronise(note, f"the models after step {step}")
+    def _end_round(self, note: Note, step: int) -> Meeting:
+        self.fleet.doing(step, "averaging models")
+        meeting = self.merge.run(note, self._scale, f"the models after step {step}")
+        self.bytes_sent = self.merge.bytes_sent
+        self._weight = 0.0
         self._begin_round()
-        return self._notes.all
+        return meeting
 
-    def _synchronise(self, note: Note, what: str) -> None:
-        optimizer, parameters = self._replica.optimizer, self._replica.parameters
-        mean: Sequence[Tensor] = parameters
-        if self._fleet.size == 1:
-            self._notes.all = (self._notes.own,)
-        else:
-            tensors = [*parameters, *self.optimizer_state.averaged(optimizer)]
-            self._buffers.share = note.weight / self._scale
-            riders: list[Rider] = [self._buffers, self._notes]
-            found = self._average.of(tensors, note.weight, self._scale, riders, what)
-            self._buffers.finish(self._fleet, f"the buffers: {what}")
-            self.bytes_sent = self._average.bytes_sent
-            mean = found[: len(parameters)]
-            _assign(tensors[len(parameters) :], found[len(parameters) :])
-        if self.outer is not None:
-            mean = self.outer.step(mean)
-        if mean is not parameters:
-            _assign(parameters, mean)
-        self.optimizer_state.after(optimizer)
+    def _set_off(self, note: Note, step: int) -> None:
+        self.merge.begin(note, self._scale, f"the models after step {step}")
+        self._begin_round()
+
+    def _land(self) -> Meeting:
+        meeting = self.merge.land()
+        self.bytes_sent += self.merge.bytes_sent
+        return meeting
+
+    def _equalise(self) -> None:
+        """After the last average in the background: corrections are right up to rounding; now to the bit."""
+        self.merge.equalise(self._weight, self._scale)
+        self.merge.restart()
+        self._weight = 0.0
 
 
-@torch.no_grad()
-def _assign(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    if targets:
-        torch._foreach_copy_([target.detach() for target in targets], list(values))
+def _stops(meeting: Meeting) -> bool:
+    return any(note.stop for note in meeting.notes)
+
+
+def _both(first: Meeting | None, second: Meeting) -> Meeting:
+    """One meeting for two, one after the other."""
+    if first is None:
+        return second
+    notes = tuple(combine(one, other) for one, other in zip(first.notes, second.notes, strict=True))
+    return Meeting(notes, second.drift, background=second.background)

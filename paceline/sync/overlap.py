@@ -95,7 +95,8 @@ def _average(state: _HookState, bucket: GradBucket) -> torch.futures.Future[Tens
     if bucket.is_last():
         state.ready_at = time.perf_counter()
     values = bucket.buffer()
-    state.bytes_sent += values.numel() * values.element_size()
-    values.mul_(1.0 / dist.get_world_size())
+    workers = dist.get_world_size()
+    state.bytes_sent += 2 * (workers - 1) * values.numel() * values.element_size() // workers
+    values.mul_(1.0 / workers)
     sum_of_all: torch.futures.Future[list[Tensor]] = dist.all_reduce(values, async_op=True).get_future()
     return sum_of_all.then(lambda done: done.value()[0])

@@ -151,9 +151,9 @@ def test_a_step_that_one_scaler_skips_does_not_upset_the_round(pool: Pool, who: 
 
 def bytes_of(every: int) -> list[int]:
     sent: list[int] = []
-    model = nn.Linear(1000, 10)
+    model = nn.Linear(10_000, 10)
     with pl.Run(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), data(48, 1000, 10), batch=8, sync=sync.LocalSGD(every)
+        model, torch.optim.SGD(model.parameters(), lr=0.1), data(48, 10_000, 10), batch=8, sync=sync.LocalSGD(every)
     ) as run:
         train(run, model, each=lambda step: sent.append(run.sync.bytes_sent), steps=6)
     return sent
@@ -161,6 +161,6 @@ def bytes_of(every: int) -> list[int]:
 
 def test_bytes_are_one_model_for_a_round(pool: Pool) -> None:
     (sent, _) = pool.run(2, bytes_of, 3)
-    model = 4 * (1000 * 10 + 10)
+    model = 4 * (10_000 * 10 + 10)
     assert [count > 0 for count in sent] == [False, False, True] * 2
     assert all(model < count < 1.01 * model for count in (sent[2], sent[5]))

@@ -1,0 +1,195 @@
+"""Local SGD on two levels: often averaged inside of a site, seldom between sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.codec import Identity
+from paceline.errors import SettingError
+from paceline.fleet import Fleet
+from paceline.group import Part
+from paceline.records import Meeting, Note, Plan, Progress, combine
+from paceline.roles import Codec
+from paceline.sync.average import WeightedAverage, assign
+from paceline.sync.every import Every, as_every, timed
+from paceline.sync.local_sgd import LocalSGD
+from paceline.sync.merge import Merge
+from paceline.sync.notes import NotesTable
+from paceline.sync.optimizer_state import Keep, OptimizerState
+from paceline.sync.outer import MakeOptimizer
+from paceline.sync.sites import find_sites, own_site
+
+__all__ = ["Hierarchical"]
+
+
+class Hierarchical(LocalSGD):
+    """Average inside of every site after short rounds, and between the sites after long ones.
+
+    Only one worker of each site talks to the other sites, so that the links between them carry one model for each
+    site. All averages are weighted by the examples that were used since the last one of their kind.
+
+    Args:
+        inside: how long a round inside of a site is.
+        between: how long a round between sites is.
+        site: the name of this worker's site; by default the variable ``PACELINE_SITE``, else the host's name.
+        optimizer_state: as in :class:`LocalSGD`, at every average.
+        outer: as in :class:`LocalSGD`, at the averages between sites.
+        codec: how averages look on the wire between sites; inside they have full precision.
+    """
+
+    def __init__(
+        self,
+        inside: Every | int,
+        between: Every | int,
+        *,
+        site: str | None = None,
+        optimizer_state: OptimizerState = Keep(),  # noqa: B008 (it is immutable)
+        outer: MakeOptimizer | None = None,
+        codec: Codec | None = None,
+    ) -> None:
+        super().__init__(between, optimizer_state=optimizer_state, outer=outer, codec=codec)
+        self.inside = as_every(inside)
+        if timed(self.inside) or timed(self.every):
+            raise SettingError("Hierarchical counts its rounds in steps or examples; Seconds is for LocalSGD")
+        self._site = own_site(site)
+        self._inside_note: Note | None = None
+        self._inside_steps = self._inside_examples = 0
+
+    def __repr__(self) -> str:
+        return f"Hierarchical({self.inside!r}, {super().__repr__()})"
+
+    def _make_merge(self, fleet: Fleet) -> Merge:
+        """That of this worker's site, and what is needed between sites."""
+        sites = find_sites(fleet, self._site)
+        self._parts = [Part(fleet, ranks) for ranks in sites.values()]
+        (self._here,) = [part for part in self._parts if part.rank >= 0]
+        self._members = sites[self._site]
+        self._leaders = Part(fleet, [part.first for part in self._parts])
+        self._parts.append(self._leaders)
+        self._notes = NotesTable(fleet.rank, fleet.size)
+        self._between = WeightedAverage(self._leaders, self.codec)
+        self._exactly_between = WeightedAverage(self._leaders, Identity())
+        self._spread = WeightedAverage(self._here, Identity())
+        self._anchor()
+        return Merge(fleet, self._here, self._replica, Identity(), self.optimizer_state, None)
+
+    def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
+        """Average in the site if its round ends with this step, and between sites if that round does."""
+        plan, note = self._pending
+        self._count(plan, note)
+        self._inside_note = note if self._inside_note is None else combine(self._inside_note, note)
+        self._inside_steps += 1
+        self._inside_examples += plan.batch
+        begin = Progress(now.step - self._inside_steps, now.epoch, now.examples - self._inside_examples)
+        over = last or self._is_over(now, busy_seconds)
+        if self._steps == 1:
+            self.bytes_sent = 0
+        if not (over or self.inside.ends(begin, now)):
+            return None
+        self._average_inside(self._inside_note, over, now.step - 1)
+        assert self._note is not None
+        note = msgspec.structs.replace(self._note, busy_seconds=busy_seconds)
+        return self._average_between(note, now.step - 1) if over else None
+
+    def leave(self, plan: Plan) -> Meeting:
+        """Take part in the averages of the site until the round between sites ends, and ask all to stop then."""
+        self._scale = self._scale or float(plan.batch)
+        inside, whole = self._inside_note or Note(steps=0.0), self._note or Note(steps=0.0)
+        while True:
+            met = self._average_inside(msgspec.structs.replace(inside, stop=1.0), False, plan.step)
+            # When all of a site have left, nobody is there to tell when the round ends: the other sites will.
+            if any(note.final for note in met.notes) or all(note.stop for note in met.notes):
+                return self._average_between(msgspec.structs.replace(whole, stop=max(1.0, whole.stop)), plan.step)
+            inside = Note(steps=0.0)
+
+    def reload(self) -> None:
+        """The replica was given new values, the same on all workers: rounds begin with them."""
+        super().reload()
+        self._begin_inside()
+        self._anchor()
+
+    def own_state(self) -> dict[str, Any]:
+        """This worker's model in the middle of a round, and its optimizer."""
+        note = self._inside_note
+        return {
+            **super().own_state(),
+            "inside": [self._inside_steps, self._inside_examples],
+            "inside_note": None if note is None else list(msgspec.structs.astuple(note)),
+            "between": self._between.state_dict(),
+        }
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Take that back."""
+        super().load_own_state(state)
+        self._inside_steps, self._inside_examples = state["inside"]
+        self._inside_note = None if state["inside_note"] is None else Note(*state["inside_note"])
+        self._between.load_state_dict(state["between"])
+
+    def _begin_inside(self) -> None:
+        self._inside_note = None
+        self._inside_steps = self._inside_examples = 0
+
+    def _anchor(self) -> None:
+        if self._leaders.rank >= 0:
+            self._between.begin(self._replica.parameters)
+        if self.outer is not None:
+            self.outer.begin(self._replica.parameters)
+
+    def _average_inside(self, note: Note, final: bool, step: int) -> Meeting:
+        self.fleet.doing(step, "averaging models in the site")
+        note = msgspec.structs.replace(note, final=float(final))
+        met = self.merge.run(note, self._scale, f"the models of the site after step {step}")
+        self.bytes_sent += self.merge.bytes_sent
+        self._begin_inside()
+        return met
+
+    def _average_between(self, note: Note, step: int) -> Meeting:
+        self.fleet.doing(step, "averaging models between sites")
+        what = f"the models of the sites after step {step}"
+        self._tell(note, what)
+        parameters = self._replica.parameters
+        rest = [buffer for _, buffer in self._replica.buffers() if buffer.is_floating_point()]
+        rest += self.optimizer_state.averaged(self._replica.optimizer)
+        drift = torch.zeros(1, device=parameters[0].device)
+        if self._leaders.rank >= 0:
+            weight = sum(self._notes.all[rank].weight for rank in self._members)
+            self._lead(self._between, parameters, weight, what)
+            drift.fill_(self._between.drift)
+            if rest:
+                self._lead(self._exactly_between, rest, weight, f"the buffers: {what}")
+        tensors = [*parameters, *rest, drift]
+        self._spread.prepare(tensors, len(parameters), [])
+        self._spread.of(tensors, float(self._here.rank == 0), 1.0, [], f"{what} from the first worker here").write(
+            tensors
+        )
+        self.bytes_sent += self._spread.bytes_sent
+        if self.outer is not None:
+            assign(parameters, self.outer.step([p.detach().clone() for p in parameters]))
+        self._anchor()
+        self.merge.restart()
+        self._weight = 0.0
+        self._begin_round()
+        return Meeting(self._notes.all, float(drift) if self.fleet.size > 1 else None)
+
+    def _tell(self, note: Note, what: str) -> None:
+        """Give all workers the notes of all."""
+        self._notes.own = note
+        numbers = np.empty(self._notes.numel, dtype=np.float32)
+        self._notes.write(numbers)
+        table = torch.from_numpy(numbers).to(self.fleet.device)
+        self.fleet.all_reduce(table, f"the notes: {what}")
+        self._notes.read(table.cpu().numpy())
+        self.bytes_sent += self.fleet.bytes_to_sum(table)
+
+    def _lead(self, average: WeightedAverage, tensors: Sequence[Tensor], weight: float, what: str) -> None:
+        average.prepare(tensors, len(tensors), [])
+        mean = average.of(tensors, weight, self._scale, [], what)
+        if mean.views is not tensors:
+            mean.write(tensors)
+        self.bytes_sent += average.bytes_sent

@@ -1,0 +1,185 @@
+"""One model out of the workers' models: parameters, buffers, optimizer state, then the step of an outer optimizer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from paceline.codec import Identity
+from paceline.fleet import Fleet
+from paceline.group import Group
+from paceline.records import Meeting, Note
+from paceline.replica import Replica
+from paceline.roles import Codec
+from paceline.sync.average import Mean, WeightedAverage, assign
+from paceline.sync.buffers import BufferAverage
+from paceline.sync.flat import Rider
+from paceline.sync.notes import NotesTable
+from paceline.sync.optimizer_state import OptimizerState
+from paceline.sync.outer import Outer
+
+__all__ = ["Merge"]
+
+
+class Merge:
+    """Averages at once (:meth:`run`), or while the workers go on (:meth:`begin`, then :meth:`land`)."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        group: Group,
+        replica: Replica,
+        codec: Codec,
+        optimizer_state: OptimizerState,
+        outer: Outer | None,
+    ) -> None:
+        self._fleet, self._group, self._replica = fleet, group, replica
+        self._optimizer_state, self._outer = optimizer_state, outer
+        self._average = WeightedAverage(group, codec)
+        self._plain = WeightedAverage(fleet, Identity())
+        self._notes = NotesTable(group.rank, group.size)
+        self.buffers = BufferAverage(replica)
+        self.buffers.whole = lambda: self._average.whole
+        self.flight: Flight | None = None
+        """The average that is under way in the background."""
+        self.blocked_seconds = 0.0
+        """How long the last landing stood still."""
+        self.bytes_sent = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """The replica's values are the same on all workers now."""
+        self.flight = None
+        self.buffers.reset()
+        self._average.begin(self._replica.parameters)
+        if self._outer is not None:
+            self._outer.begin(self._replica.parameters)
+
+    def run(self, note: Note, scale: float, what: str) -> Meeting:
+        """Average now; all workers have the same afterwards."""
+        optimizer, parameters = self._replica.optimizer, self._replica.parameters
+        tensors = [*parameters, *self._optimizer_state.averaged(optimizer)]
+        if self._group.size == 1:
+            mean, self._notes.all, drift = Mean(parameters, 1.0), (note,), None
+        else:
+            self._notes.own, self.buffers.share = note, note.weight / scale
+            riders: list[Rider] = [self.buffers, self._notes]
+            self._average.prepare(tensors, len(parameters), riders)
+            mean = self._average.of(tensors, note.weight, scale, riders, what)
+            self.buffers.finish(self._group, f"the buffers: {what}")
+            self.bytes_sent, drift = self._average.bytes_sent, self._average.drift
+            mean.write(tensors[len(parameters) :], first=len(parameters))
+        if self._outer is not None:
+            assign(parameters, self._outer.step(mean.tensors()[: len(parameters)]))
+        elif mean.views is not parameters:
+            mean.write(parameters)
+        self._average.begin(parameters)
+        self._optimizer_state.after(optimizer)
+        return Meeting(self._notes.all, drift)
+
+    def begin(self, note: Note, scale: float, what: str) -> None:
+        """Let an average of the present parameters set off, and go on meanwhile. Buffers do not travel with it."""
+        self._notes.own = note
+        riders: list[Rider] = [self._notes]
+        own = [parameter.detach().clone() for parameter in self._replica.parameters]
+        self._average.prepare(own, len(own), riders)
+
+        def fly() -> tuple[Sequence[Tensor], Meeting]:
+            mean = self._average.of(own, note.weight, scale, riders, what).tensors()
+            return mean, Meeting(self._notes.all, self._average.drift, background=True)
+
+        self.flight = Flight(own, fly)
+
+    def land(self) -> Meeting:
+        """Wait for the average that is under way, and move by its distance from where this worker set it off.
+
+        So what was learnt meanwhile is not lost.
+        """
+        assert self.flight is not None
+        flight, self.flight = self.flight, None
+        since = time.perf_counter()
+        mean, meeting = flight.arrive()
+        self.blocked_seconds = time.perf_counter() - since
+        new = mean if self._outer is None else self._outer.step(mean)
+        self._average.begin(new)
+        with torch.no_grad():
+            change = torch._foreach_sub(list(new), flight.own)
+            torch._foreach_add_([p.detach() for p in self._replica.parameters], change)
+        self._optimizer_state.after(self._replica.optimizer)
+        self.bytes_sent = self._average.bytes_sent
+        return meeting
+
+    def equalise(self, weight: float, scale: float) -> None:
+        """Make parameters and buffers the weighted average over all workers, in full precision and to the bit."""
+        buffers = [buffer for _, buffer in self._replica.buffers() if buffer.is_floating_point()]
+        tensors = [*self._replica.parameters, *buffers]
+        if self._fleet.size > 1:
+            self._plain.prepare(tensors, len(tensors), [])
+            mean = self._plain.of(tensors, weight, scale, [], "the models of all workers")
+            if mean.views is not tensors:
+                mean.write(tensors)
+
+    @contextmanager
+    def consensus(self, weight: float, scale: float) -> Iterator[None]:
+        """The average of all workers' models as they are now; afterwards every worker has its own again."""
+        buffers = [buffer for _, buffer in self._replica.buffers()]
+        tensors = [*self._replica.parameters, *buffers]
+        own = [tensor.detach().clone() for tensor in tensors]
+        self.equalise(weight, scale)
+        for name, buffer in self._replica.buffers():
+            if not buffer.is_floating_point():
+                self._fleet.broadcast(buffer, f"rank 0's {name}")
+        try:
+            yield
+        finally:
+            assign(tensors, own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is this worker's own: of an average that is under way, what it will bring."""
+        flight = None
+        if self.flight is not None:
+            mean, meeting = self.flight.arrive()
+            flight = {"own": self.flight.own, "mean": list(mean), "meeting": msgspec.msgpack.encode(meeting)}
+        return {"buffers": self.buffers.state_dict(), "average": self._average.state_dict(), "flight": flight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take that back."""
+        self.buffers.load_state_dict(state["buffers"])
+        self._average.load_state_dict(state["average"])
+        if (flight := state["flight"]) is not None:
+            found = flight["mean"], msgspec.msgpack.decode(flight["meeting"], type=Meeting)
+            self.flight = Flight(flight["own"], lambda: found)
+
+
+class Flight:
+    """An average that is under way in a thread of its own."""
+
+    def __init__(self, own: list[Tensor], fly: Callable[[], tuple[Sequence[Tensor], Meeting]]) -> None:
+        self.own = own
+        """What this worker has given to it."""
+        self._fly = fly
+        self._found: tuple[Sequence[Tensor], Meeting] | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="paceline-average", daemon=True)
+        self._thread.start()
+
+    def arrive(self) -> tuple[Sequence[Tensor], Meeting]:
+        """Wait for the average and what came with it; every exchange in it has its deadline."""
+        self._thread.join()
+        if self._found is None:
+            assert self._error is not None
+            raise self._error
+        return self._found
+
+    def _run(self) -> None:
+        try:
+            self._found = self._fly()
+        except BaseException as error:  # it belongs to the thread that waits
+            self._error = error
