@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.errors import FleetError, SettingError, WorkerLost, WorkersDisagree
 from paceline.group import Group
+from paceline.rendezvous import begin_group
 from paceline.watch import SILENT, Watch
 
 if TYPE_CHECKING:
@@ -66,9 +67,7 @@ class Fleet(Group):
                     f"WORLD_SIZE is {size} but {', '.join(missing)} is not set; start the script with "
                     "`paceline run` or `torchrun`, or unset WORLD_SIZE to train in one process"
                 )
-            dist.init_process_group(
-                "nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=deadline + GRACE)
-            )
+            begin_group(deadline, timedelta(seconds=deadline + GRACE))
             # It stays for the next run of this process: a group cannot be begun anew on the same store.
             atexit.register(_end_group)
         elif dist.get_world_size() > 1:

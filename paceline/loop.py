@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
+from torch.utils.hooks import RemovableHandle
 
 from paceline.dealing import Hand, collect, deal, draw
 from paceline.errors import Interrupted
@@ -35,6 +36,7 @@ class Loop:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.cursor = Cursor(Progress(), (0,) * len(run.lengths))
+        self._after = self.cursor
         self.current: Step | None = None
         """The step that the user's loop is in."""
         self.stop_wanted = False
@@ -43,6 +45,8 @@ class Loop:
         self.hand: Hand | None = None
         """What was dealt, in a round in which every worker goes at its own pace."""
         self._drawn = 0
+        self._left = False
+        self._handles: list[RemovableHandle] = []
         self._stopping = 0
         self._warned = False
         self._observers = [role for role in run.roles().values() if isinstance(role, Observer)]
@@ -73,14 +77,16 @@ class Loop:
                 reason = f"signal {signal}"
                 raise Interrupted(signal)
         except GeneratorExit:
-            self._leave(goal)
+            self._leave()
             reason = self._parts.failure or reason
             raise
         except BaseException as error:
             reason = reason if isinstance(error, Interrupted) else type(error).__name__
             raise
         finally:
-            self.current, self.hand, self._stopping, self.stop_wanted = None, None, 0, False
+            self.current, self.stop_wanted = None, False
+            if not self._left:
+                self.hand, self._stopping = None, 0
             progress = self.cursor.progress
             self._journal.write(Ended(time.time(), progress.step, progress.examples, reason))
 
@@ -97,7 +103,7 @@ class Loop:
             future = partial(self._foresee_draws, hand, self._drawn + 1)
             return Step(self._parts, draw(hand, self._drawn), False, future)
         plan = self.plan(self.cursor, goal)
-        after = advance(self.cursor, plan, self._run.lengths)
+        self._after = after = advance(self.cursor, plan, self._run.lengths)
         return Step(self._parts, plan, after.progress.epoch > plan.epoch, partial(self._foresee, after, goal))
 
     def _apart(self) -> bool:
@@ -140,7 +146,7 @@ class Loop:
         if self.hand is not None:
             self._advance_apart(step, self.hand)
             return
-        self.cursor = advance(self.cursor, step.plan, self._run.lengths)
+        self.cursor = self._after
         step.end(self.cursor.progress, self._goal.reached(self.cursor.progress))
 
     def _advance_apart(self, step: Step, hand: Hand) -> None:
@@ -160,7 +166,12 @@ class Loop:
         if hand is None:
             return round
         self.cursor = collect(hand, [int(note.steps) for note in round.notes], self._run.lengths)
-        return msgspec.structs.replace(round, plan=draw(hand, max(round.steps - 1, 0)))
+        notes, policy = round.notes, self._run.checkpoint
+        # Rank 0 has asked for a checkpoint at its own steps, and others may have come further.
+        every = policy.every if policy else None
+        if every and self.cursor.progress.step // every > hand.begin.progress.step // every:
+            notes = (msgspec.structs.replace(notes[0], save=1.0), *notes[1:])
+        return msgspec.structs.replace(round, plan=draw(hand, max(round.steps - 1, 0)), notes=notes)
 
     def _learn(self, round: Round, applied: bool) -> None:
         for observer in self._observers:
@@ -179,21 +190,58 @@ class Loop:
             self._run.save_by_itself()
         return signal
 
-    def _leave(self, goal: Goal) -> None:
-        """The loop was left early on this worker: the others are told, or met once more at the end of the round."""
+    def _leave(self) -> None:
+        """The loop was left early on this worker: the others are told, or met once more at the end of the round.
+
+        Whether by ``break`` or by an error cannot be seen from here. So who can be met is met when it matters: before
+        anything that uses the model or the run (:meth:`settle`); if an error follows instead, the others get it.
+        """
         run = self._run
         if self.current and self.current.phase is Phase.APPLIED:
             self.close_step(self.current)
         self.current = None
-        if self._parts.failure or run.fleet.closed:
+        # Who works alone may survive an error, and begin another loop: what it has used of its hand must count then.
+        alone = self.hand is not None and run.fleet.size == 1
+        if (self._parts.failure and not alone) or run.fleet.closed:
             return
+        if not run.sync.waits_for_leavers:
+            if not self._goal.reached(self.cursor.progress) and not self._stopping:
+                run.fleet.leave("left the training loop")
+            else:
+                self._end_together()
+            return
+        module = run.replica.module
+        self._left = True
+        self._handles = [
+            module.register_forward_pre_hook(lambda *_: self.settle()),
+            module.register_state_dict_pre_hook(lambda *_: self.settle()),  # type: ignore[no-untyped-call]
+        ]
+
+    def abandon(self) -> None:
+        """An error is why the loop was left: there is nobody to be met."""
+        self._left, self.hand, self._stopping = False, None, 0
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def settle(self) -> None:
+        """If the loop was left: take part in what the others do until they end it, too."""
+        if not self._left:
+            return
+        goal, hand, stopping = self._goal, self.hand, self._stopping
+        self.abandon()
+        self.hand, self._stopping = hand, stopping
+        try:
+            self._meet_the_others(goal)
+        finally:
+            self.abandon()
+
+    def _meet_the_others(self, goal: Goal) -> None:
+        run = self._run
         if not goal.reached(self.cursor.progress) and not self._stopping:
             apart = self._apart()
             plan = draw(self._deal(goal), self._drawn) if apart else self.plan(self.cursor, goal)
             meeting = run.sync.leave(plan)
-            if meeting is None:
-                run.fleet.leave("left the training loop")
-                return
             compare_plans(meeting.notes, plan.step)
             behind = round(max(note.steps for note in meeting.notes) - meeting.notes[run.fleet.rank].steps)
             if not apart:  # what the others have done is done

@@ -122,6 +122,9 @@ class Sync(Protocol):
     bytes_sent: int
     """What this worker handed to the network layer in the last exchange."""
 
+    waits_for_leavers: bool
+    """Whether others can go on to the end of a round when a worker leaves the loop, and be met there."""
+
     @property
     def counts_backward(self) -> bool:
         """Whether every micro-batch must have a backward pass, even one of weight zero."""
@@ -164,11 +167,11 @@ class Sync(Protocol):
         has worked since the last exchange.
         """
 
-    def leave(self, plan: Plan) -> Meeting | None:
+    def leave(self, plan: Plan) -> Meeting:
         """This worker has left the loop while the others go on; ``plan`` is that of the next step.
 
-        Take part in what the others are about to do, and give what comes of the round that ends with it; None if the
-        others cannot go on without this worker.
+        Take part in what the others are about to do, and give what comes of the round that ends with it. Only called
+        if ``waits_for_leavers``.
         """
 
     def own_state(self) -> dict[str, Any]:

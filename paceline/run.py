@@ -102,21 +102,21 @@ class Run:
         self._closed = False
         self.fleet = Fleet.join(deadline)
         try:
-            self.replica = Replica(model, optimizer)
+            self._replica = Replica(model, optimizer)
             self.fleet.agree(identity(self))
-            self.replica.equalise(self.fleet)
+            self._replica.equalise(self.fleet)
             gathered = self.fleet.gather(str(length).encode(), "the lengths of the others' data sets")
             self.lengths = tuple(map(int, gathered)) if local_data else (length,)
             self._loop = Loop(self)
             self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now, not in the loop
             probe = probe or Probe()
             needs = [need for role in self.roles().values() if isinstance(role, Asker) for need in role.needs]
-            probe.attach(self.replica.module, self.replica.parameters, frozenset(needs))
-            self.sync.attach(self.fleet, self.replica, probe)
+            probe.attach(self._replica.module, self._replica.parameters, frozenset(needs))
+            self.sync.attach(self.fleet, self._replica, probe)
             # Torch's generators use 32 bits of a seed.
             own_seed = seed + (1_000_003 * self.fleet.rank if local_data else 0)
             loading = Loading(collate_fn, num_workers, prefetch, pin_memory, deadline)
-            feed = Feed(dataset, order, self.fleet.rank, own_seed, self.replica.device, loading)
+            feed = Feed(dataset, order, self.fleet.rank, own_seed, self._replica.device, loading)
             self._journal = Journal(record, self.fleet.rank)
         except BaseException as error:
             self.fleet.fail(error)
@@ -126,13 +126,22 @@ class Run:
         self._loop.equip(self._parts, self._journal)
 
     @property
+    def replica(self) -> Replica:
+        """The model and optimizer as the roles see them."""
+        if hasattr(self, "_loop"):  # it is asked for before there is one
+            self._loop.settle()
+        return self._replica
+
+    @property
     def progress(self) -> Progress:
         """Steps, epochs and examples done."""
+        self._loop.settle()
         return self._loop.cursor.progress
 
     @property
     def cursor(self) -> Cursor:
         """Where the run stands in its data."""
+        self._loop.settle()
         return self._loop.cursor
 
     def roles(self) -> dict[str, object]:
@@ -147,6 +156,7 @@ class Run:
         The count is from the beginning of the run, also when it was resumed: the same call ends at the same place.
         """
         goal = Goal(epochs=epochs, examples=examples, steps=steps)
+        self._loop.settle()
         if self._closed or self._loop.current is not None:
             why = "the run was closed" if self._closed else "another loop over run.steps() has not ended"
             raise LoopError(f"run.steps cannot begin: {why}")
@@ -182,6 +192,7 @@ class Run:
 
         Rank 0 reads it and sends it to the others. With ``missing_ok``, nothing found is no error: False is returned.
         """
+        self._loop.settle()
         if self._loop.current is not None:
             raise LoopError("run.resume was called inside of the loop over run.steps(); call it before")
         found = snapshot.find(self, Path(path), missing_ok)
@@ -194,6 +205,7 @@ class Run:
         return True
 
     def _refuse_within_a_round(self, call: str) -> None:
+        self._loop.settle()
         if self._loop.hand is not None:
             raise LoopError(
                 f"{call} was called in the middle of a round in which every worker does its own number of steps, so "
@@ -203,6 +215,7 @@ class Run:
 
     def close(self) -> None:
         """Remove all hooks, end loader processes and records, leave the fleet."""
+        self._loop.settle()
         self._closed = True
         self._loop.hooks.remove()
         self.sync.detach()
@@ -216,6 +229,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None and not isinstance(error, Interrupted):
+            self._loop.abandon()
             self.fleet.fail(error)
         self.close()
 

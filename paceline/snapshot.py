@@ -29,14 +29,14 @@ def save(run: Run, path: Path) -> tuple[Path, int]:
     own = run.sync.own_state()
     blob = _pack(own) if own else b""
     own_states = run.fleet.collect_bytes(blob, "the states of all workers for a checkpoint")
+    trouble, size = b"", 0
     with run.consensus():
         tree = {**take(run), "own_states": own_states}
-    trouble, size = b"", 0
-    if run.fleet.rank == 0:
-        try:
-            size = checkpoint.write(path, tree)
-        except CheckpointError as error:
-            trouble = str(error).encode()
+        if run.fleet.rank == 0:
+            try:
+                size = checkpoint.write(path, tree)  # here: the tree holds the model's own tensors
+            except CheckpointError as error:
+                trouble = str(error).encode()
     _raise_together(run, trouble, "rank 0 to write the checkpoint")
     return path, size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ROSTER", "Contestant"]
+__all__ = ["ROSTER", "SITES", "Contestant"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Contestant:
     note: str = ""
     """What was chosen for it, for the table's footnotes; ``{every}`` becomes the number of local steps."""
 
+
+OURS = f"{__name__}.ours"
 
 ROSTER = [
     Contestant("ddp", "torch DDP", f"{__name__}.ddp"),
@@ -76,5 +78,29 @@ ROSTER = [
         environment="adaptdl",
         note="starts with the batch of all, may raise it to 4 times as much; AdaScale rule for the learning rate",
     ),
-    Contestant("paceline-all-reduce", "Paceline AllReduce", f"{__name__}.ours", ("all-reduce",)),
+    Contestant("paceline-all-reduce", "Paceline AllReduce", OURS, ("all-reduce",)),
+    Contestant("paceline-local-sgd", "Paceline LocalSGD", OURS, ("local-sgd",), note="H = {every}"),
+    Contestant(
+        "paceline-local-sgd-8bit", "Paceline LocalSGD, 8 bit", OURS, ("local-sgd-8bit",), note="H = {every}, Uniform8"
+    ),
+    Contestant(
+        "paceline-local-sgd-overlap",
+        "Paceline LocalSGD, overlap",
+        OURS,
+        ("local-sgd-overlap",),
+        note="H = {every}, half of the next round done meanwhile",
+    ),
 ]
+
+SITES = [
+    Contestant("ddp", "torch DDP", f"{__name__}.ddp"),
+    Contestant("paceline-local-sgd", "Paceline LocalSGD", OURS, ("local-sgd",), note="H = {every}"),
+    Contestant(
+        "paceline-hierarchical",
+        "Paceline Hierarchical",
+        OURS,
+        ("hierarchical",),
+        note="a quarter of {every} steps inside of a site, twice {every} between sites",
+    ),
+]
+"""For a cluster with sites."""

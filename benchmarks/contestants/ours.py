@@ -17,6 +17,20 @@ FOREVER = 10**9
 
 VARIANTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "all-reduce": lambda settings: {"sync": pl.sync.AllReduce()},
+    "local-sgd": lambda settings: {"sync": pl.sync.LocalSGD(settings.every), "lockstep": settings.every},
+    "local-sgd-8bit": lambda settings: {
+        "sync": pl.sync.LocalSGD(settings.every, codec=pl.codec.Uniform8()),
+        "lockstep": settings.every,
+    },
+    "local-sgd-overlap": lambda settings: {
+        "sync": pl.sync.LocalSGD(settings.every, overlap=settings.every // 2),
+        "lockstep": settings.every,
+    },
+    "local-sgd-seconds": lambda settings: {"sync": pl.sync.LocalSGD(pl.sync.Seconds(2.0)), "lockstep": None},
+    "hierarchical": lambda settings: {
+        "sync": pl.sync.Hierarchical(settings.every // 4, settings.every * 2),
+        "lockstep": settings.every * 2,
+    },
 }
 """For each variant the arguments of ``Run``, and ``lockstep`` if workers wait for each other less than once a step."""
 

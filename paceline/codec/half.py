@@ -22,7 +22,6 @@ class Half:
     Larger numbers are a :class:`~paceline.errors.SettingError`. NaN and infinity stay what they are.
     """
 
-    linear = False
     feedback = False
 
     def bytes_for(self, numel: int) -> int:
@@ -48,7 +47,6 @@ class BFloat16:
     infinite.
     """
 
-    linear = False
     feedback = False
 
     def bytes_for(self, numel: int) -> int:

@@ -39,7 +39,6 @@ class Uniform8:
 
     block: int = 256
 
-    linear = False
     feedback = True
 
     def __post_init__(self) -> None:

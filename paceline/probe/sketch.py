@@ -17,9 +17,9 @@ __all__ = ["SIZE", "LinearMap", "SignSketch", "Whole", "check_size"]
 # matrix would all fall into the same few buckets, which costs accuracy.
 SIZE = 4093
 
-# Numbers handled at a time, about: one megabyte of float32, little enough to stay in a cache between the two passes
-# over it, enough to make the calls themselves cheap.
-CHUNK = 64 * SIZE
+# Rows handled at a time: one megabyte of float32, little enough to stay in a cache between the two passes over it,
+# enough to make the calls themselves cheap.
+CHUNK_ROWS = 64
 
 
 def check_size(size: int) -> None:
@@ -57,8 +57,8 @@ class SignSketch:
     which is about 2 ||g||^4 / size where the mass is spread evenly. (One sign for each column, reused by all
     rows, would not do: rows are then added up unchanged, and gradients are full of parallel rows.)
 
-    Memory: ``2 size + 2 length / size`` and about half a million numbers, temporaries included. The image has
-    ``dtype``; half-precision gradients are converted on the way. The same seed gives the same map on every device.
+    Memory: ``130 size + 2 length / size`` numbers, temporaries included. The image has ``dtype``; half-precision
+    gradients are converted on the way. The same seed gives the same map on every device.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SignSketch:
         self.rows = signs(rows)
         self.columns = signs(size + rows - 1)
         self._zeros = torch.zeros(size, dtype=dtype, device=device)
-        self._buffer = torch.empty(min(max(CHUNK // size, 1), rows) * size, dtype=dtype, device=device)
+        self._buffer = torch.empty(min(CHUNK_ROWS, rows) * size, dtype=dtype, device=device)
 
     def add(self, out: Tensor, tensor: Tensor, offset: int, scale: float = 1.0) -> None:
         """Add to ``out`` ``scale`` times the image of a tensor that sits at flat position ``offset``."""

@@ -34,16 +34,16 @@ class Pace:
         self._seen = 0.0
 
     def add(self, step: StepDone) -> None:
-        """Count one more step."""
-        keep = self._keep
-        self.steps = keep * self.steps + 1
-        self.examples = keep * self.examples + step.batch
+        """Count one more step, or all steps of a round."""
+        keep, examples = self._keep, sum(step.counts)
+        self.steps = keep * self.steps + step.steps
+        self.examples = keep * self.examples + examples
         self.seconds = keep * self.seconds + step.seconds
         self._waited = keep * self._waited + sum(step.wait_seconds)
         self._workers_seconds = keep * self._workers_seconds + step.seconds * len(step.wait_seconds)
         if math.isfinite(step.loss):  # one bad step must not hide all good ones that follow
-            self._loss = keep * self._loss + step.loss * step.batch
-            self._loss_examples = keep * self._loss_examples + step.batch
+            self._loss = keep * self._loss + step.loss * examples
+            self._loss_examples = keep * self._loss_examples + examples
         stats = step.stats
         if stats is not None and not math.isnan(stats.variance):
             self._variance = keep * self._variance + stats.variance * stats.weight

@@ -83,8 +83,8 @@ def summary(events: Iterable[Event]) -> Summary:
     for event in events:
         match event:
             case StepDone():
-                steps += 1
-                examples += event.batch
+                steps += event.steps
+                examples += sum(event.counts)
                 seconds += event.seconds
                 loss = event.loss
                 bytes_sent += event.bytes_sent

@@ -97,6 +97,8 @@ class TensorBoard:
             "speed/examples_per_second": pace.examples_per_second,
             "speed/waiting_share": pace.waiting,
         }
+        if step.drift is not None:
+            values["train/drift"] = step.drift
         if step.stats is not None:
             values["gradient/variance"] = pace.variance
             values["gradient/signal"] = pace.signal

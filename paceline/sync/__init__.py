@@ -5,11 +5,12 @@ from paceline.sync.every import Examples, PostLocal, Ramp, Seconds, Steps
 from paceline.sync.hierarchical import Hierarchical
 from paceline.sync.local_sgd import LocalSGD
 from paceline.sync.optimizer_state import Average, Keep, Reset
-from paceline.sync.outer import nesterov, slow_momentum
+from paceline.sync.outer import DiLoCo, SlowMo
 
 __all__ = [
     "AllReduce",
     "Average",
+    "DiLoCo",
     "Examples",
     "Hierarchical",
     "Keep",
@@ -18,7 +19,6 @@ __all__ = [
     "Ramp",
     "Reset",
     "Seconds",
+    "SlowMo",
     "Steps",
-    "nesterov",
-    "slow_momentum",
 ]

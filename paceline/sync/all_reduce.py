@@ -15,7 +15,7 @@ from paceline.codec import Identity
 from paceline.errors import LoopError, SettingError
 from paceline.fleet import Fleet
 from paceline.probe import Probe
-from paceline.records import Note, Plan, Progress
+from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.buffers import BufferAverage
@@ -35,6 +35,8 @@ class AllReduce:
     buffers (rank 0's are broadcast). A step that leaves some worker without examples is averaged as for a plain
     module there, too.
     """
+
+    waits_for_leavers = False
 
     def __init__(self, codec: Codec | None = None) -> None:
         self.codec: Codec = codec or Identity()
@@ -148,8 +150,9 @@ class AllReduce:
     def end_step(self, now: Progress, last: bool, busy_seconds: float) -> None:
         """Nothing: the parameters are equal on all workers."""
 
-    def leave(self, plan: Plan) -> None:
-        """Nothing can be done about it: every step needs every worker."""
+    def leave(self, plan: Plan) -> Meeting:
+        """Nobody can be met: every step needs every worker."""
+        raise LoopError(f"the loop was left before step {plan.step}, which the others cannot do alone")
 
     def own_state(self) -> dict[str, Any]:
         """Nothing: all workers have the same."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.errors import LoopError
+from paceline.errors import LoopError, SettingError
 from paceline.group import Group
 from paceline.roles import Codec
 from paceline.sync.drift import Drift
@@ -104,6 +104,10 @@ class WeightedAverage:
         if self._sum.coded:
             self._anchors = [tensor.detach().clone() for tensor in tensors]
 
+    def forget(self) -> None:
+        """A codec has nothing to make up for."""
+        self._sum.forget()
+
     def prepare(self, tensors: Sequence[Tensor], models: int, riders: Sequence[Rider]) -> None:
         """Make room; all workers must have the same tensors, of which the first ``models`` are the model's."""
         shapes = [(tuple(each.shape), str(each.dtype)) for each in tensors]
@@ -146,6 +150,11 @@ class WeightedAverage:
         self, tensors: Sequence[Tensor], share: float, scale: float, riders: Sequence[Rider], what: str
     ) -> Mean:
         views = self._sum.views
+        if len(self._anchors) != len(tensors):
+            raise SettingError(
+                f"{len(self._anchors)} parameters were trained when this round began, and {len(tensors)} are now; with "
+                "a codec the change since then travels, so freeze or thaw parameters in a new Run, or use Identity()"
+            )
         self._sum.pack(tensors if share else [None] * len(tensors), 1.0)
         if share:
             torch._foreach_sub_(views, self._anchors)

@@ -117,7 +117,7 @@ def as_every(every: Every | int) -> Every:
     """A whole number means steps; what cannot be a period is refused."""
     found: Every = Steps(every) if isinstance(every, int) else every
     if isinstance(found, Seconds):
-        if not (math.isfinite(found.count) and found.count > 0):
+        if not (isinstance(found.count, int | float) and 0 < found.count < math.inf):
             raise SettingError(f"every ({every!r}) must be a positive number of seconds")
         return found
     if not hasattr(found, "ends"):

@@ -144,9 +144,16 @@ class FlatSum:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._coders = [CodedSum(self._group, self._codec) for _ in state]
-        for coder, each in zip(self._coders, state.values(), strict=True):
+        self.forget()
+        if len(self._coders) != len(state):  # a run that has not averaged yet, or a state of one that had not
+            self._coders = [CodedSum(self._group, self._codec) for _ in state or self._flats]
+        for coder, each in zip(self._coders, state.values(), strict=False):
             coder.load_state_dict(each)
+
+    def forget(self) -> None:
+        """Nothing has been lost so far."""
+        for coder in self._coders:
+            coder.reset()
 
     def _write(self, riders: Sequence[Rider]) -> None:
         for rider, numbers in self._parts(riders):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -60,19 +62,21 @@ class Hierarchical(LocalSGD):
         self._site = own_site(site)
         self._inside_note: Note | None = None
         self._inside_steps = self._inside_examples = 0
+        self._inside_seconds = 0.0
 
     def __repr__(self) -> str:
-        return f"Hierarchical({self.inside!r}, {super().__repr__()})"
+        return super().__repr__().replace("(", f"({self.inside!r}, ", 1)
 
     def _make_merge(self, fleet: Fleet) -> Merge:
         """That of this worker's site, and what is needed between sites."""
         sites = find_sites(fleet, self._site)
-        self._parts = [Part(fleet, ranks) for ranks in sites.values()]
+        self._sites = list(sites.values())
+        self._parts = [Part(fleet, ranks) for ranks in self._sites]
         (self._here,) = [part for part in self._parts if part.rank >= 0]
         self._members = sites[self._site]
         self._leaders = Part(fleet, [part.first for part in self._parts])
         self._parts.append(self._leaders)
-        self._notes = NotesTable(fleet.rank, fleet.size)
+        self._table = NotesTable(fleet.rank, fleet.size)
         self._between = WeightedAverage(self._leaders, self.codec)
         self._exactly_between = WeightedAverage(self._leaders, Identity())
         self._spread = WeightedAverage(self._here, Identity())
@@ -92,17 +96,19 @@ class Hierarchical(LocalSGD):
             self.bytes_sent = 0
         if not (over or self.inside.ends(begin, now)):
             return None
-        self._average_inside(self._inside_note, over, now.step - 1)
-        assert self._note is not None
-        note = msgspec.structs.replace(self._note, busy_seconds=busy_seconds)
-        return self._average_between(note, now.step - 1) if over else None
+        self._average_inside(self._inside_note, now.step - 1, final=over)
+        if not over:
+            return None
+        note = msgspec.structs.replace(reduce(combine, self._notes), busy_seconds=busy_seconds - self._inside_seconds)
+        self._inside_seconds = 0.0
+        return self._average_between(note, now.step - 1)
 
     def leave(self, plan: Plan) -> Meeting:
         """Take part in the averages of the site until the round between sites ends, and ask all to stop then."""
         self._scale = self._scale or float(plan.batch)
         inside, whole = self._inside_note or Note(steps=0.0), self._note or Note(steps=0.0)
         while True:
-            met = self._average_inside(msgspec.structs.replace(inside, stop=1.0), False, plan.step)
+            met = self._average_inside(inside, plan.step, left=True)
             # When all of a site have left, nobody is there to tell when the round ends: the other sites will.
             if any(note.final for note in met.notes) or all(note.stop for note in met.notes):
                 return self._average_between(msgspec.structs.replace(whole, stop=max(1.0, whole.stop)), plan.step)
@@ -122,11 +128,16 @@ class Hierarchical(LocalSGD):
             "inside": [self._inside_steps, self._inside_examples],
             "inside_note": None if note is None else list(msgspec.structs.astuple(note)),
             "between": self._between.state_dict(),
+            "live_buffers": self.merge.buffers.live,  # not the same in all sites
+            "sites": self._sites,
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Take that back."""
+        """Take that back, unless other workers are together now: then all begin a round from the average."""
+        if state["sites"] != self._sites:
+            return
         super().load_own_state(state)
+        self.merge.buffers.live = list(state["live_buffers"])
         self._inside_steps, self._inside_examples = state["inside"]
         self._inside_note = None if state["inside_note"] is None else Note(*state["inside_note"])
         self._between.load_state_dict(state["between"])
@@ -141,10 +152,13 @@ class Hierarchical(LocalSGD):
         if self.outer is not None:
             self.outer.begin(self._replica.parameters)
 
-    def _average_inside(self, note: Note, final: bool, step: int) -> Meeting:
+    def _average_inside(self, note: Note, step: int, *, final: bool = False, left: bool = False) -> Meeting:
         self.fleet.doing(step, "averaging models in the site")
-        note = msgspec.structs.replace(note, final=float(final))
+        # In the site "stop" says who has left: who only asks all to stop goes on until the sites meet.
+        note = msgspec.structs.replace(note, final=float(final), stop=float(left))
+        since = time.perf_counter()
         met = self.merge.run(note, self._scale, f"the models of the site after step {step}")
+        self._inside_seconds += time.perf_counter() - since
         self.bytes_sent += self.merge.bytes_sent
         self._begin_inside()
         return met
@@ -157,8 +171,8 @@ class Hierarchical(LocalSGD):
         rest = [buffer for _, buffer in self._replica.buffers() if buffer.is_floating_point()]
         rest += self.optimizer_state.averaged(self._replica.optimizer)
         drift = torch.zeros(1, device=parameters[0].device)
-        if self._leaders.rank >= 0:
-            weight = sum(self._notes.all[rank].weight for rank in self._members)
+        if self._leaders.rank >= 0 and self._leaders.size > 1:
+            weight = sum(self._table.all[rank].weight for rank in self._members)
             self._lead(self._between, parameters, weight, what)
             drift.fill_(self._between.drift)
             if rest:
@@ -175,16 +189,16 @@ class Hierarchical(LocalSGD):
         self.merge.restart()
         self._weight = 0.0
         self._begin_round()
-        return Meeting(self._notes.all, float(drift) if self.fleet.size > 1 else None)
+        return Meeting(self._table.all, float(drift) if self.fleet.size > 1 else None)
 
     def _tell(self, note: Note, what: str) -> None:
         """Give all workers the notes of all."""
-        self._notes.own = note
-        numbers = np.empty(self._notes.numel, dtype=np.float32)
-        self._notes.write(numbers)
+        self._table.own = note
+        numbers = np.empty(self._table.numel, dtype=np.float32)
+        self._table.write(numbers)
         table = torch.from_numpy(numbers).to(self.fleet.device)
         self.fleet.all_reduce(table, f"the notes: {what}")
-        self._notes.read(table.cpu().numpy())
+        self._table.read(table.cpu().numpy())
         self.bytes_sent += self.fleet.bytes_to_sum(table)
 
     def _lead(self, average: WeightedAverage, tensors: Sequence[Tensor], weight: float, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -37,12 +38,14 @@ class LocalSGD:
         every: how long a round is: a number of steps, :class:`Examples`, :class:`Seconds`, or a schedule
             (:class:`PostLocal`, :class:`Ramp`).
         optimizer_state: what becomes of momentum and the like: :class:`Keep`, :class:`Average` or :class:`Reset`.
-        outer: makes a second optimizer, which takes the change of a round as a gradient (:func:`nesterov` for
-            DiLoCo, :func:`slow_momentum` for SlowMo).
+        outer: makes a second optimizer, which takes the change of a round as a gradient: :class:`DiLoCo`,
+            :class:`SlowMo`, or any function from parameters to an optimizer.
         codec: how the average looks on the wire; with one that loses something, changes of models travel.
         overlap: steps of the next round that are done while the average is under way; it is then applied as a
             correction.
     """
+
+    waits_for_leavers = True
 
     def __init__(
         self,
@@ -62,14 +65,15 @@ class LocalSGD:
         self.bytes_sent = 0
         self._fleet: Fleet | None = None
         self._parts: list[Part] = []
-        self._note: Note | None = None
+        self._notes: list[Note] = []
         self._steps = self._examples = 0
+        self._seconds: float | None = None
         self._scale = 0.0
         self._weight = 0.0
 
     def __repr__(self) -> str:
         told = [repr(self.every), f"optimizer_state={self.optimizer_state!r}"]
-        told += [] if self.outer is None else ["outer=…"]
+        told += [] if self.outer is None else [f"outer={self.outer!r}"]
         told += [] if isinstance(self.codec, Identity) else [f"codec={self.codec!r}"]
         told += [f"overlap={self.overlap}"] if self.overlap else []
         return f"{type(self).__name__}({', '.join(told)})"
@@ -90,6 +94,9 @@ class LocalSGD:
                 "AllReduce with roles that ask for gradient statistics"
             )
         self._fleet, self._replica = fleet, replica
+        if self.outer is not None:
+            self.outer.forget()
+            self.outer.follow(replica.optimizer)
         self.merge = self._make_merge(fleet)
 
     def detach(self) -> None:
@@ -146,8 +153,11 @@ class LocalSGD:
         return None
 
     def apart(self, progress: Progress) -> bool:
-        """Where rounds are measured by the clock."""
-        return seconds_of(self.every, progress) is not None
+        """Where rounds are measured by the clock; decided when one begins."""
+        if self._steps:
+            return False
+        self._seconds = seconds_of(self.every, progress)
+        return self._seconds is not None
 
     def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
         """Average if the round ends with this step, or let the average of the last round land."""
@@ -157,12 +167,11 @@ class LocalSGD:
         landed = None
         if self.merge.flight is not None and (over or self._steps >= self.overlap):
             landed = self._land()
-            last = last or _stops(landed)
+            last = last or _pauses(landed)
         if not (over or last):
             return landed
-        assert self._note is not None
         note = msgspec.structs.replace(
-            self._note,
+            reduce(combine, self._notes),
             busy_seconds=busy_seconds,
             blocked_seconds=self.merge.blocked_seconds,
             final=float(last),
@@ -197,6 +206,7 @@ class LocalSGD:
         self._begin_round()
         self._weight = 0.0
         self.merge.restart()
+        self.merge.forget()
 
     def consensus(self) -> AbstractContextManager[None]:
         """The average of all workers' models as they are now; afterwards every worker has its own again."""
@@ -219,13 +229,14 @@ class LocalSGD:
 
     def own_state(self) -> dict[str, Any]:
         """This worker's model in the middle of a round, and its optimizer."""
-        module, differs = self._replica.module, self._weight > 0 or self._note is not None
+        note = self._note
+        module, differs = self._replica.module, self._weight > 0 or note is not None or self.merge.flight is not None
         return {
             "steps": self._steps,
             "examples": self._examples,
             "scale": self._scale,
             "weight": self._weight,
-            "note": None if self._note is None else list(msgspec.structs.astuple(self._note)),
+            "note": None if note is None else list(msgspec.structs.astuple(note)),
             "model": module.state_dict() if differs else None,
             "extra": [p.detach() for _, p in self._replica.extra] if differs else None,
             "merge": self.merge.state_dict(),
@@ -236,7 +247,7 @@ class LocalSGD:
         """Take that back."""
         self._steps, self._examples = state["steps"], state["examples"]
         self._scale, self._weight = state["scale"], state["weight"]
-        self._note = None if state["note"] is None else Note(*state["note"])
+        self._notes = [] if state["note"] is None else [Note(*state["note"])]
         if state["model"] is not None:
             self._replica.module.load_state_dict(state["model"])
             assign([p for _, p in self._replica.extra], state["extra"])
@@ -267,20 +278,23 @@ class LocalSGD:
 
     def _count(self, plan: Plan, note: Note) -> None:
         self._scale = self._scale or float(plan.batch)
-        self._note = note if self._note is None else combine(self._note, note)
+        self._notes.append(note)
         self._weight += note.weight
         self._steps += 1
         self._examples += plan.batch
 
     def _is_over(self, now: Progress, busy_seconds: float) -> bool:
-        begin = Progress(now.step - self._steps, now.epoch, now.examples - self._examples)
-        seconds = seconds_of(self.every, begin)
-        if seconds is None:
-            return self.every.ends(begin, now)
-        return busy_seconds * (1 + 0.5 / self._steps) >= seconds  # the step that comes nearest to it
+        if self._seconds is not None:
+            return busy_seconds * (1 + 0.5 / self._steps) >= self._seconds  # the step that comes nearest to it
+        return self.every.ends(Progress(now.step - self._steps, now.epoch, now.examples - self._examples), now)
+
+    @property
+    def _note(self) -> Note | None:
+        """One for all steps of the round so far."""
+        return reduce(combine, self._notes) if self._notes else None
 
     def _begin_round(self) -> None:
-        self._note = None
+        self._notes = []
         self._steps = self._examples = 0
 
     def _end_round(self, note: Note, step: int) -> Meeting:
@@ -307,8 +321,9 @@ class LocalSGD:
         self._weight = 0.0
 
 
-def _stops(meeting: Meeting) -> bool:
-    return any(note.stop for note in meeting.notes)
+def _pauses(meeting: Meeting) -> bool:
+    """Whether all have to come together now: to stop, or to save, where one may be waiting who has left the loop."""
+    return any(note.stop for note in meeting.notes) or bool(meeting.notes[0].save)
 
 
 def _both(first: Meeting | None, second: Meeting) -> Meeting:

@@ -62,6 +62,10 @@ class Merge:
         if self._outer is not None:
             self._outer.begin(self._replica.parameters)
 
+    def forget(self) -> None:
+        """A codec has nothing to make up for."""
+        self._average.forget()
+
     def run(self, note: Note, scale: float, what: str) -> Meeting:
         """Average now; all workers have the same afterwards."""
         optimizer, parameters = self._replica.optimizer, self._replica.parameters
@@ -76,7 +80,7 @@ class Merge:
             self.buffers.finish(self._group, f"the buffers: {what}")
             self.bytes_sent, drift = self._average.bytes_sent, self._average.drift
             mean.write(tensors[len(parameters) :], first=len(parameters))
-        if self._outer is not None:
+        if self._outer is not None and _worked(self._notes.all):
             assign(parameters, self._outer.step(mean.tensors()[: len(parameters)]))
         elif mean.views is not parameters:
             mean.write(parameters)
@@ -88,14 +92,15 @@ class Merge:
         """Let an average of the present parameters set off, and go on meanwhile. Buffers do not travel with it."""
         self._notes.own = note
         riders: list[Rider] = [self._notes]
-        own = [parameter.detach().clone() for parameter in self._replica.parameters]
+        targets = [parameter.detach() for parameter in self._replica.parameters]
+        own = [target.clone() for target in targets]
         self._average.prepare(own, len(own), riders)
 
         def fly() -> tuple[Sequence[Tensor], Meeting]:
             mean = self._average.of(own, note.weight, scale, riders, what).tensors()
             return mean, Meeting(self._notes.all, self._average.drift, background=True)
 
-        self.flight = Flight(own, fly)
+        self.flight = Flight(targets, own, fly)
 
     def land(self) -> Meeting:
         """Wait for the average that is under way, and move by its distance from where this worker set it off.
@@ -107,11 +112,11 @@ class Merge:
         since = time.perf_counter()
         mean, meeting = flight.arrive()
         self.blocked_seconds = time.perf_counter() - since
-        new = mean if self._outer is None else self._outer.step(mean)
+        new = self._outer.step(mean) if self._outer is not None and _worked(meeting.notes) else mean
         self._average.begin(new)
         with torch.no_grad():
             change = torch._foreach_sub(list(new), flight.own)
-            torch._foreach_add_([p.detach() for p in self._replica.parameters], change)
+            torch._foreach_add_(flight.targets, change)
         self._optimizer_state.after(self._replica.optimizer)
         self.bytes_sent = self._average.bytes_sent
         return meeting
@@ -155,13 +160,22 @@ class Merge:
         self._average.load_state_dict(state["average"])
         if (flight := state["flight"]) is not None:
             found = flight["mean"], msgspec.msgpack.decode(flight["meeting"], type=Meeting)
-            self.flight = Flight(flight["own"], lambda: found)
+            self.flight = Flight([p.detach() for p in self._replica.parameters], flight["own"], lambda: found)
+
+
+def _worked(notes: Sequence[Note]) -> bool:
+    """Whether anybody has: an average of nothing is no reason for an outer step."""
+    return any(note.weight for note in notes)
 
 
 class Flight:
     """An average that is under way in a thread of its own."""
 
-    def __init__(self, own: list[Tensor], fly: Callable[[], tuple[Sequence[Tensor], Meeting]]) -> None:
+    def __init__(
+        self, targets: list[Tensor], own: list[Tensor], fly: Callable[[], tuple[Sequence[Tensor], Meeting]]
+    ) -> None:
+        self.targets = targets
+        """The parameters that it is an average of; others may be trained when it lands."""
         self.own = own
         """What this worker has given to it."""
         self._fly = fly

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-__all__ = ["Outer", "nesterov", "slow_momentum"]
+from paceline.errors import SettingError
+
+__all__ = ["DiLoCo", "MakeOptimizer", "Outer", "SlowMo"]
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
-def nesterov(lr: float = 0.7, momentum: float = 0.9) -> MakeOptimizer:
+@dataclass(frozen=True)
+class DiLoCo:
     """The outer optimizer of DiLoCo (Douillard et al. 2023): SGD with Nesterov momentum."""
-    return lambda parameters: SGD(parameters, lr=lr, momentum=momentum, nesterov=True)
+
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """Make it."""
+        return SGD(parameters, lr=self.lr, momentum=self.momentum, nesterov=True)
 
 
-def slow_momentum(lr: float = 1.0, momentum: float = 0.5) -> MakeOptimizer:
-    """The outer step of SlowMo (Wang et al. 2020): u <- momentum u + (x_0 - x_avg); x <- x_0 - lr u.
+@dataclass(frozen=True)
+class SlowMo:
+    """The outer step of SlowMo (Wang et al. 2020), where g is the learning rate of the optimizer of the loop::
 
-    The paper divides the change by the inner learning rate g and multiplies u by it again, which is the same while g is
-    constant.
+    u <- momentum u + (x_0 - x_avg) / g
+    x <- x_0 - lr g u
     """
-    return lambda parameters: SGD(parameters, lr=lr, momentum=momentum)
+
+    lr: float = 1.0
+    momentum: float = 0.5
+
+    def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """Make it."""
+        return SGD(parameters, lr=self.lr, momentum=self.momentum)
 
 
 class Outer:
@@ -38,6 +55,18 @@ class Outer:
         self._make = make
         self._anchors: list[nn.Parameter] = []
         self._optimizer: Optimizer | None = None
+        self._inner: Optimizer | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._make) if isinstance(self._make, DiLoCo | SlowMo) else "…"
+
+    def follow(self, inner: Optimizer) -> None:
+        """This is the optimizer of the loop."""
+        self._inner = inner
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._anchors, self._optimizer = [], None
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Take the present values as where the round begins."""
@@ -51,8 +80,19 @@ class Outer:
     def step(self, average: Sequence[Tensor]) -> list[Tensor]:
         """The new parameters, where the next round begins."""
         assert self._optimizer is not None
+        if len(self._anchors) != len(average):
+            raise SettingError(
+                f"{len(self._anchors)} parameters were trained when this round began, and {len(average)} are now; the "
+                "outer optimizer needs the change of each, so freeze or thaw parameters in a new Run"
+            )
+        rate = self._rate()
+        if rate == 0.0:  # nothing was learnt, or nothing should have been
+            return [mean.detach().clone() for mean in average]
+        for group in self._optimizer.param_groups:
+            if isinstance(self._make, SlowMo):
+                group["lr"] = self._make.lr * rate
         for anchor, mean in zip(self._anchors, average, strict=True):
-            anchor.grad = anchor.detach() - mean
+            anchor.grad = (anchor.detach() - mean).div_(rate)
         self._optimizer.step()
         self._optimizer.zero_grad()
         return [anchor.detach() for anchor in self._anchors]
@@ -68,3 +108,9 @@ class Outer:
             self.begin(state["anchors"])
             assert self._optimizer is not None
             self._optimizer.load_state_dict(state["optimizer"])
+
+    def _rate(self) -> float:
+        """What SlowMo calls g; 1 for all others."""
+        if not isinstance(self._make, SlowMo) or self._inner is None:
+            return 1.0
+        return float(self._inner.param_groups[0]["lr"])

@@ -15,6 +15,8 @@ SITE = "PACELINE_SITE"
 
 def own_site(given: str | None) -> str:
     """The name that was given, else that of the environment, else the host's."""
+    if given is not None and not isinstance(given, str):
+        raise SettingError(f"site ({given!r}) must be the name of a site, such as site='{given}'")
     return given or os.environ.get(SITE) or socket.gethostname()
 
 

@@ -33,14 +33,23 @@ class MLP(nn.Module):
 class LeNet(nn.Module):
     """Two convolutions and three linear layers (LeCun et al. 1998), with ReLU and max pooling.
 
-    Both convolutions are padded, so that ``side``, the height and width of the images, may be as small as 4.
+    Both convolutions are padded, so that ``side``, the height and width of the images, may be as small as 4. ``widths``
+    are their channels, ``hidden`` the sizes between the linear layers.
     """
 
-    def __init__(self, channels: int, side: int, classes: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        side: int,
+        classes: int,
+        widths: tuple[int, int] = (6, 16),
+        hidden: Sequence[int] = (120, 84),
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 6, 5, padding=2)
-        self.conv2 = nn.Conv2d(6, 16, 5, padding=2)
-        self.head = MLP([16 * (side // 4) ** 2, 120, 84, classes])
+        first, second = widths
+        self.conv1 = nn.Conv2d(channels, first, 5, padding=2)
+        self.conv2 = nn.Conv2d(first, second, 5, padding=2)
+        self.head = MLP([second * (side // 4) ** 2, *hidden, classes])
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, side, side) to logits (B, classes)."""

@@ -67,7 +67,7 @@ class Local:
     outer: str | None = None
 
     def __call__(self) -> sync.LocalSGD:
-        outer = {None: None, "diloco": sync.nesterov(0.7, 0.9), "slowmo": sync.slow_momentum(1.0, 0.5)}[self.outer]
+        outer = {None: None, "diloco": sync.DiLoCo(0.7, 0.9), "slowmo": sync.SlowMo(1.0, 0.5)}[self.outer]
         return sync.LocalSGD(self.every, optimizer_state=self.optimizer_state, outer=outer)
 
 

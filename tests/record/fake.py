@@ -36,6 +36,8 @@ def step(
     loss: float = 0.5,
     examples: int | None = None,
     stats: GradientStats | None = None,
+    steps: int = 1,
+    drift: float | None = None,
 ) -> StepDone:
     """The step with this number, from 0; ten milliseconds each unless told otherwise."""
     return StepDone(
@@ -43,7 +45,7 @@ def step(
         step=number,
         epoch=0,
         examples=(number + 1) * sum(counts) if examples is None else examples,
-        batch=sum(counts),
+        batch=sum(counts) // steps,
         loss=loss,
         learning_rate=0.1,
         seconds=seconds,
@@ -55,6 +57,8 @@ def step(
         bytes_sent=4000,
         applied=True,
         stats=stats,
+        steps=steps,
+        drift=drift,
     )
 
 

@@ -71,3 +71,8 @@ def test_the_table_has_a_row_for_each_worker() -> None:
         ["0", "48", "10.0%", "60.0%", "0.0%", "5.0%", "25.0%"],
         ["1", "16", "10.0%", "40.0%", "20.0%", "5.0%", "25.0%"],
     ]
+
+
+def test_a_round_of_several_steps_counts_with_all_of_them() -> None:
+    found = record.summary([started(), step(3, counts=(48, 16), steps=4), step(7, counts=(40, 24), steps=4)])
+    assert (found.steps, found.examples, [worker.examples for worker in found.workers]) == (8, 128, [88, 40])

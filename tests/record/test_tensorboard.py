@@ -149,3 +149,8 @@ print("trained to the end")
     child = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert child.stdout == "trained to the end\n"
     assert child.stderr.count("cannot be written any more") == 1
+
+
+def test_drift_has_a_curve_where_workers_train_apart(tmp_path: Path) -> None:
+    write(record.TensorBoard(tmp_path, every_seconds=0), started(), step(3, steps=4, drift=0.5))
+    assert curves(tmp_path)["train/drift"] == [(256, 0.5)]

@@ -102,7 +102,7 @@ def saved_in_a_round(folder: Path, resume: bool, steps: int) -> tuple[int, list[
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     seen: list[int] = []
-    with pl.Run(model, optimizer, data(60), batch=12, sync=sync.LocalSGD(4, outer=sync.nesterov())) as run:
+    with pl.Run(model, optimizer, data(60), batch=12, sync=sync.LocalSGD(4, outer=sync.DiLoCo())) as run:
         if resume:
             assert run.resume(folder / "saved.ckpt")
 

@@ -1,0 +1,295 @@
+"""What does one synchronisation of local SGD cost, and how fast is training with one in 20 steps?
+
+    make peers
+    python benchmarks/sync_cost.py
+
+Two workers on this machine. The cost is the time of an update that synchronises less that of one that does not, both
+from when all workers have come to it; the slower worker counts. An update is ``optimizer.step()`` and what else the
+library asks for before the next step. All contestants run the whole time, each in its own environment, and take turns
+on the cores: the figure is the median over the rounds of Paceline's time over that of the other in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import bench
+from benchmarks.contestants import Contestant
+from benchmarks.contestants.cost_worker import Start
+from benchmarks.contestants.job import Settings, build
+from benchmarks.contestants.launch import ROOT, tail
+
+WORKERS = 2
+EVERY = 20
+EXAMPLES = 4096
+PATIENCE = 120.0  # seconds for one answer of all workers: the first one comes after imports and connections
+# Models' means are compared in units of the gradient. A round moves the average by 9 to 15, and one worker's model by a
+# third less or more, so that this sees who is taken for the average. Rounding is below 0.001.
+TOLERANCE = 0.1
+
+OURS = "paceline"
+_MODULES = "benchmarks.contestants"
+ROSTER = [
+    Contestant(OURS, "Paceline LocalSGD", f"{_MODULES}.cost_paceline"),
+    Contestant("post-local-sgd", "torch PostLocalSGD", f"{_MODULES}.cost_post_local_sgd"),
+    Contestant("accelerate", "accelerate LocalSGD", f"{_MODULES}.cost_accelerate", environment="accelerate"),
+    Contestant("torchft", "torchft LocalSGD", f"{_MODULES}.cost_torchft", environment="torchft"),
+]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, and how often each contestant has its turn with it."""
+
+    sizes: list[int]
+    """Of the layers of an MLP."""
+    cost_rounds: int
+    train_rounds: int
+
+
+WORKLOADS = {
+    "0.4 M": Workload([784, 448, 96, 10], 150, 30),
+    # As many tensors (62) and numbers as ResNet18 has parameters. Its forward pass is never needed.
+    "11 M": Workload([784, *[600] * 30, 10], 12, 0),
+}
+
+
+class Failed(RuntimeError):
+    """A contestant did not do what is measured; what it has measured means nothing."""
+
+
+class Team:
+    """The workers of one contestant, which sleep until they are given an order."""
+
+    def __init__(self, contestant: Contestant, settings: Settings, folder: Path) -> None:
+        self.title = contestant.title
+        self._folder = folder
+        folder.mkdir()
+        settings.write(folder)
+        Start.prepare(folder / "start", WORKERS)
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        variables = {
+            "WORLD_SIZE": WORKERS,
+            "LOCAL_RANK": 0,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // WORKERS),
+            "PYTHONPATH": ROOT,
+            "PYTHONSAFEPATH": 1,
+        }
+        command = [str(_python(contestant)), "-m", contestant.module, str(folder)]
+        self._workers, self._answers = [], []
+        for rank in range(WORKERS):
+            reading, writing = os.pipe()
+            environment = {**os.environ, **{name: str(value) for name, value in variables.items()}, "RANK": str(rank)}
+            with (folder / f"output-{rank}.txt").open("w") as output:
+                worker = subprocess.Popen(
+                    [*command, str(writing)],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    pass_fds=(writing,),
+                )
+            os.close(writing)
+            self._workers.append(worker)
+            self._answers.append(os.fdopen(reading))
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Those of all workers to the last order; the first are given without one, when they are ready."""
+        found: dict[int, dict[str, Any]] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, answers in enumerate(self._answers):
+                selector.register(answers, selectors.EVENT_READ, rank)
+            while len(found) < WORKERS:
+                ready = selector.select(PATIENCE)
+                if not ready:
+                    raise Failed(f"{self.title}: no answer within {PATIENCE:g} s")
+                for key, _ in ready:
+                    line = self._answers[key.data].readline()
+                    if not line:
+                        raise Failed(f"{self.title}: rank {key.data} ended: {self._last_words(key.data)}")
+                    found[key.data] = json.loads(line)
+                    selector.unregister(key.fileobj)
+        return [found[rank] for rank in range(WORKERS)]
+
+    def turn(self, order: str) -> list[dict[str, Any]]:
+        """Let all workers do one turn, and wait until they sleep again."""
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write(f"{order}\n".encode())
+            worker.stdin.flush()
+        return self.answers()
+
+    def part(self) -> None:
+        """No more orders: all workers end, and must end well."""
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.close()
+        for rank, worker in enumerate(self._workers):
+            if code := worker.wait(PATIENCE):
+                raise Failed(f"{self.title}: rank {rank} ended with {code}: {self._last_words(rank)}")
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for worker, answers in zip(self._workers, self._answers, strict=True):
+            worker.kill()
+            worker.wait()
+            answers.close()
+            assert worker.stdin is not None
+            worker.stdin.close()
+
+    def _last_words(self, rank: int) -> str:
+        return tail(self._folder / f"output-{rank}.txt", 8)
+
+
+def check(title: str, answers: Sequence[dict[str, Any]]) -> None:
+    """Workers that trained alone must differ, and after a synchronisation have the same bits."""
+    if "own" in answers[0] and len({answer["own"] for answer in answers}) == 1:
+        raise Failed(f"{title}: workers have the same model after a step of their own; nothing was to be synchronised")
+    if len({answer["shared"] for answer in answers}) > 1:
+        raise Failed(f"{title}: workers have different models after the step that was to synchronise them")
+
+
+def compare_means(answers: dict[str, list[dict[str, Any]]]) -> None:
+    """All contestants must have the same model after a round: the average, not that of one worker."""
+    means = {name: answer[0]["mean"] for name, answer in answers.items() if "mean" in answer[0]}
+    if means and max(means.values()) - min(means.values()) > TOLERANCE:
+        raise Failed(f"contestants have different averages after the same steps: {means}")
+
+
+def take_turns(teams: dict[str, Team], order: str, rounds: int) -> dict[str, list[list[dict[str, Any]]]]:
+    """The answers of all workers of each team in each round, in an order that rotates.
+
+    One round more is done first, and not counted.
+    """
+    names = list(teams)
+    found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        first = number % len(names)
+        answers = {}
+        for name in names[first:] + names[:first]:
+            answers[name] = teams[name].turn(order)
+            check(teams[name].title, answers[name])
+        compare_means(answers)
+        if number:
+            for name in names:
+                found[name].append(answers[name])
+    return found
+
+
+def table(answers: dict[str, list[list[dict[str, Any]]]]) -> dict[str, dict[str, Any]]:
+    """For every contestant the time of its slower worker, and Paceline's over it."""
+    seconds = {name: [max(each["seconds"] for each in turn) for turn in turns] for name, turns in answers.items()}
+    rows = {}
+    for name in seconds:
+        pair = bench.ratios({OURS: seconds[OURS], name: seconds[name]}, name)
+        idle = statistics.median(max(each["idle"] for each in turn) for turn in answers[name])
+        rows[name] = {**pair[OURS], "milliseconds": pair[name]["milliseconds"], "idle_cores": round(idle, 4)}
+    return rows
+
+
+def measure(workload: Workload, roster: Sequence[Contestant]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The tables of a workload: cost, and train if it has such rounds."""
+    with tempfile.TemporaryDirectory(prefix="sync-cost-") as work, ExitStack() as stack:
+        settings = prepare(workload, Path(work))
+        teams = {}
+        for one in roster:
+            teams[one.name] = Team(one, settings, Path(work) / one.name)
+            stack.callback(teams[one.name].kill)
+        for team in teams.values():
+            team.answers()
+        # Training comes last: as soon as weights differ by rounding it takes them apart.
+        wanted = {"cost": workload.cost_rounds, "train": workload.train_rounds}
+        found = {order: table(take_turns(teams, order, rounds)) for order, rounds in wanted.items() if rounds}
+        for team in teams.values():
+            team.part()
+    return found
+
+
+def prepare(workload: Workload, work: Path) -> Settings:
+    """Write data and initial weights, the same for all."""
+    settings = Settings(
+        model="MLP",
+        arguments=[workload.sizes],
+        data=str(work / "data.pt"),
+        initial=str(work / "initial.pt"),
+        batch=32,
+        lr=0.05,
+        momentum=0.9,
+        every=EVERY,
+        seconds=0.0,  # no clock ends it, and there are no snapshots
+        snapshot_every=0,
+    )
+    torch.manual_seed(settings.seed)
+    inputs, classes = workload.sizes[0], workload.sizes[-1]
+    torch.save((torch.randn(EXAMPLES, inputs), torch.randint(classes, (EXAMPLES,))), settings.data)
+    torch.save(build(settings).state_dict(), settings.initial)
+    return settings
+
+
+def present(roster: Sequence[Contestant]) -> tuple[list[Contestant], dict[str, str]]:
+    """Who can take part, and why others cannot."""
+    missing = {
+        one.name: f"not installed: there is no .peers/{one.environment}; run `make peers`"
+        for one in roster
+        if not _python(one).exists()
+    }
+    return [one for one in roster if one.name not in missing], missing
+
+
+def _python(contestant: Contestant) -> Path:
+    return (
+        ROOT / ".peers" / contestant.environment / "bin" / "python" if contestant.environment else Path(sys.executable)
+    )
+
+
+def main(
+    arguments: Sequence[str] | None = None, roster: Sequence[Contestant] = ROSTER, folder: Path | None = None
+) -> None:
+    """Measure, and show it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=float, default=1.0, help="multiple of the usual number of rounds")
+    parser.add_argument("--model", choices=list(WORKLOADS), action="append", help="parameters; default: all")
+    options = parser.parse_args(arguments)
+    chosen, missing = present(roster)
+    titles = {one.name: one.title for one in roster}
+    results: dict[str, Any] = {"workers": WORKERS, "every": EVERY, "skipped": missing}
+    for name in options.model or WORKLOADS:
+        usual = WORKLOADS[name]
+        # Quartiles need two rounds.
+        rounds = [
+            max(2, round(options.rounds * each)) if each else 0 for each in (usual.cost_rounds, usual.train_rounds)
+        ]
+        results[name] = measure(Workload(usual.sizes, *rounds), chosen)
+        for order, rows in results[name].items():
+            what = {"cost": "cost of a synchronisation", "train": f"a training step, 1 in {EVERY} synchronises"}[order]
+            bench.show(
+                f"{name} parameters, {WORKERS} workers: {what}; ratio: Paceline's over it",
+                {titles[key]: row for key, row in rows.items()},
+            )
+    for name, reason in missing.items():
+        print(f"skipped: {titles[name]}: {reason}")
+    bench.report("sync-cost", results, folder)
+
+
+if __name__ == "__main__":
+    main()

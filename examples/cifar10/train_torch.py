@@ -1,0 +1,50 @@
+"""CIFAR-10 with plain torch: DistributedDataParallel, which averages the gradients in every step.
+
+torchrun --nproc-per-node 4 examples/cifar10/train_torch.py
+"""
+
+import argparse
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from paceline import tasks
+
+BATCH = 128  # examples in a step, all workers together
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--limit", type=int, default=50_000, help="training examples to use")
+    chosen = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    task = tasks.load("cifar10")
+    dataset = Subset(task.train, range(min(chosen.limit, len(task.train))))
+    model = task.model("resnet", seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=chosen.epochs)
+    ddp = DistributedDataParallel(model)
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=BATCH // dist.get_world_size(), sampler=sampler)
+
+    for epoch in range(chosen.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(ddp(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        scheduler.step()
+        if dist.get_rank() == 0:
+            found = task.evaluate(model)
+            print(f"epoch {epoch}: test accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""How workers find each other at the start, also when a launcher starts them again."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+
+from paceline.errors import WorkerLost
+
+__all__ = ["begin_group"]
+
+
+def begin_group(deadline: float, limit: timedelta) -> None:
+    """Start torch's process group from the environment; ``limit`` is for the waits of its collectives."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend, timeout=limit)
+        return
+    # The launcher's store outlives workers that it starts again, with the addresses of those before (pytorch issue
+    # 135712); what it tells them of restarts is not the same on all machines.
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    fresh = PrefixStore(f"paceline/{_agree_on_attempt(store, rank, size, deadline)}", store)
+    dist.init_process_group(backend, store=fresh, rank=rank, world_size=size, timeout=limit)
+
+
+def _agree_on_attempt(store: Store, rank: int, size: int, deadline: float) -> str:
+    """A name that rank 0 makes up for this start of the workers, on a store that may hold anything of earlier ones.
+
+    Each other worker asks under a name of its own, so that the answer cannot be an old one; rank 0 answers every
+    question that it finds, also old ones, until all workers of this start have said that they are here.
+    """
+    own, end = uuid.uuid4().hex, time.monotonic() + deadline
+    answer, missing = f"paceline/answer/{own}", set(range(1, size)) if rank == 0 else {0}
+    if rank:
+        store.set(f"paceline/ask/{rank}", own)
+    while missing:
+        if rank and store.check([answer]):
+            own = store.get(answer).decode()
+            store.set(f"paceline/here/{own}/{rank}", "")
+            return own
+        for other in [] if rank else list(missing):
+            if store.check([f"paceline/ask/{other}"]):
+                store.set(f"paceline/answer/{store.get(f'paceline/ask/{other}').decode()}", own)
+            if store.check([f"paceline/here/{own}/{other}"]):
+                missing.discard(other)
+        if time.monotonic() > end:
+            raise WorkerLost(
+                f"rank {rank} waited {deadline:g} s for all workers to start: ranks {sorted(missing)} did not come",
+                ranks=tuple(sorted(missing)),
+                waited_for="all workers to start",
+                seconds=deadline,
+            )
+        time.sleep(0.005)
+    return own

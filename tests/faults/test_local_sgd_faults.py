@@ -1,0 +1,90 @@
+"""A worker dies or freezes while each trains alone, or in the average: the others end soon and say why."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import paceline as pl
+from paceline import sync
+from paceline.testing import Workers
+from tests.pool import Pool
+from tests.problems import data, mlp
+
+DEADLINE = 3.0
+PROMISE = DEADLINE + 10  # seconds, of the documentation
+CULPRIT = 1
+
+
+def train(kind: str, raise_at: int | None = None, early: bool = False) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    roles: dict[str, Callable[[], sync.LocalSGD]] = {
+        "rounds": lambda: sync.LocalSGD(4),
+        "overlap": lambda: sync.LocalSGD(4, overlap=2),
+        "seconds": lambda: sync.LocalSGD(sync.Seconds(0.2)),
+        "sites": lambda: sync.Hierarchical(2, 4, site="ab"[int(os.environ["RANK"]) // 2]),
+    }
+    with pl.Run(model, optimizer, data(4000), batch=12, deadline=DEADLINE, sync=roles[kind]()) as run:
+        for step in run.steps(epochs=1000):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            if not early:
+                optimizer.step()
+            if step.index == raise_at and run.fleet.rank == CULPRIT:
+                raise ValueError("a bad example")
+            if early:
+                optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "step", "stage"),
+    [
+        ("rounds", "kill", 5, "computing"),
+        ("rounds", "freeze", 7, "averaging models"),
+        ("overlap", "kill", 8, "computing"),  # the average of the round before is under way
+        ("overlap", "freeze", 5, "updating"),
+        ("seconds", "kill", 3, "computing"),  # in the first round: later, steps have other numbers on every worker
+        ("sites", "kill", 5, "averaging models in the site"),
+        ("sites", "freeze", 7, "averaging models between sites"),
+    ],
+)
+def test_the_others_end_and_say_why(workers: Workers, kind: str, fault: str, step: int, stage: str) -> None:
+    """Whichever average they wait in, and whether they are at the site of the one that is lost or at another."""
+    group = workers(train, kind, size=3)
+    at = group.at(step=step, worker=CULPRIT, stage=stage)
+    {"kill": at.kill, "freeze": at.freeze}[fault]()
+    outcome = group.wait(DEADLINE + 60)
+    why = "gave no sign of life" if fault == "freeze" else "(ended or lost its connection|gave no sign of life)"
+    outcome.check_detected(within=PROMISE, error="WorkerLost", says=rf"rank {CULPRIT} {why} \(rank {CULPRIT}: last")
+    # Before the first average the workers compare what they will average.
+    what = "the others' settings" if kind == "seconds" else r"(the notes: )?the models( of the sites?)? after step \d+"
+    for ending in outcome.others:
+        says = rf"WorkerLost: rank {ending.worker}, in step \d+, waited [\d.]+ s for {what}: rank {CULPRIT} "
+        assert re.search(says, ending.output), ending.output
+
+
+def meets_an_error(kind: str, early: bool) -> tuple[str, str]:
+    """One worker raises in the body of the loop, in the middle of a round."""
+    try:
+        train(kind, raise_at=5, early=early)
+    except (pl.WorkerLost, ValueError) as error:
+        return type(error).__name__, str(error)
+    return "ended", ""
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the optimizer", "after it"])
+@pytest.mark.parametrize("kind", ["rounds", "overlap", "sites"])
+def test_an_error_is_not_taken_for_a_break(pool: Pool, kind: str, early: bool) -> None:
+    found = pool.run(3, meets_an_error, kind, early)
+    assert found[CULPRIT] == ("ValueError", "a bad example")
+    for rank in (0, 2):
+        name, told = found[rank]
+        assert name == "WorkerLost"
+        assert f"rank {CULPRIT} raised ValueError: a bad example" in told
