@@ -44,6 +44,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         found = task.evaluate(model)
         print(f"test accuracy {found['accuracy']:.4f}, loss {found['loss']:.4f}")
+    del ddp  # if it were the last to hold the group, its end could wait for a thread that waits for Python's lock
     dist.destroy_process_group()
 
 

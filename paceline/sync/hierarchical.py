@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from paceline.codec import Identity
 from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.group import Part
-from paceline.records import Meeting, Note, Plan, Progress, combine
+from paceline.records import Meeting, Note, Plan, Progress
 from paceline.roles import Codec
 from paceline.sync.average import WeightedAverage, assign
 from paceline.sync.every import Every, as_every, timed
@@ -26,6 +25,7 @@ from paceline.sync.notes import NotesTable
 from paceline.sync.optimizer_state import Keep, OptimizerState
 from paceline.sync.outer import MakeOptimizer
 from paceline.sync.sites import find_sites, own_site
+from paceline.sync.tally import Tally
 
 __all__ = ["Hierarchical"]
 
@@ -60,8 +60,7 @@ class Hierarchical(LocalSGD):
         if timed(self.inside) or timed(self.every):
             raise SettingError("Hierarchical counts its rounds in steps or examples; Seconds is for LocalSGD")
         self._site = own_site(site)
-        self._inside_note: Note | None = None
-        self._inside_steps = self._inside_examples = 0
+        self._inside = Tally()
         self._inside_seconds = 0.0
 
     def __repr__(self) -> str:
@@ -87,26 +86,23 @@ class Hierarchical(LocalSGD):
         """Average in the site if its round ends with this step, and between sites if that round does."""
         plan, note = self._pending
         self._count(plan, note)
-        self._inside_note = note if self._inside_note is None else combine(self._inside_note, note)
-        self._inside_steps += 1
-        self._inside_examples += plan.batch
-        begin = Progress(now.step - self._inside_steps, now.epoch, now.examples - self._inside_examples)
+        self._inside.add(plan, note)
         over = last or self._is_over(now, busy_seconds)
-        if self._steps == 1:
+        if self._tally.steps == 1:
             self.bytes_sent = 0
-        if not (over or self.inside.ends(begin, now)):
+        if not (over or self.inside.ends(self._inside.begin(now), now)):
             return None
-        self._average_inside(self._inside_note, now.step - 1, final=over)
+        self._average_inside(self._inside.whole, now.step - 1, final=over)
         if not over:
             return None
-        note = msgspec.structs.replace(reduce(combine, self._notes), busy_seconds=busy_seconds - self._inside_seconds)
+        note = msgspec.structs.replace(self._tally.whole, busy_seconds=busy_seconds - self._inside_seconds)
         self._inside_seconds = 0.0
         return self._average_between(note, now.step - 1)
 
     def leave(self, plan: Plan) -> Meeting:
         """Take part in the averages of the site until the round between sites ends, and ask all to stop then."""
         self._scale = self._scale or float(plan.batch)
-        inside, whole = self._inside_note or Note(steps=0.0), self._note or Note(steps=0.0)
+        inside, whole = self._inside.whole, self._tally.whole
         while True:
             met = self._average_inside(inside, plan.step, left=True)
             # When all of a site have left, nobody is there to tell when the round ends: the other sites will.
@@ -117,16 +113,15 @@ class Hierarchical(LocalSGD):
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: rounds begin with them."""
         super().reload()
-        self._begin_inside()
+        self._inside.clear()
+        self._between.forget()
         self._anchor()
 
     def own_state(self) -> dict[str, Any]:
         """This worker's model in the middle of a round, and its optimizer."""
-        note = self._inside_note
         return {
             **super().own_state(),
-            "inside": [self._inside_steps, self._inside_examples],
-            "inside_note": None if note is None else list(msgspec.structs.astuple(note)),
+            "inside": self._inside.state_dict(),
             "between": self._between.state_dict(),
             "live_buffers": self.merge.buffers.live,  # not the same in all sites
             "sites": self._sites,
@@ -138,13 +133,8 @@ class Hierarchical(LocalSGD):
             return
         super().load_own_state(state)
         self.merge.buffers.live = list(state["live_buffers"])
-        self._inside_steps, self._inside_examples = state["inside"]
-        self._inside_note = None if state["inside_note"] is None else Note(*state["inside_note"])
+        self._inside.load_state_dict(state["inside"])
         self._between.load_state_dict(state["between"])
-
-    def _begin_inside(self) -> None:
-        self._inside_note = None
-        self._inside_steps = self._inside_examples = 0
 
     def _anchor(self) -> None:
         if self._leaders.rank >= 0:
@@ -160,7 +150,7 @@ class Hierarchical(LocalSGD):
         met = self.merge.run(note, self._scale, f"the models of the site after step {step}")
         self._inside_seconds += time.perf_counter() - since
         self.bytes_sent += self.merge.bytes_sent
-        self._begin_inside()
+        self._inside.clear()
         return met
 
     def _average_between(self, note: Note, step: int) -> Meeting:
@@ -183,12 +173,12 @@ class Hierarchical(LocalSGD):
             tensors
         )
         self.bytes_sent += self._spread.bytes_sent
-        if self.outer is not None:
+        if self.outer is not None and any(each.weight for each in self._table.all):
             assign(parameters, self.outer.step([p.detach().clone() for p in parameters]))
         self._anchor()
         self.merge.restart()
         self._weight = 0.0
-        self._begin_round()
+        self._tally.clear()
         return Meeting(self._table.all, float(drift) if self.fleet.size > 1 else None)
 
     def _tell(self, note: Note, what: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from paceline.sync.every import Every, as_every, seconds_of, timed
 from paceline.sync.merge import Merge
 from paceline.sync.optimizer_state import Average, Keep, OptimizerState
 from paceline.sync.outer import MakeOptimizer, Outer
+from paceline.sync.tally import Tally
 
 __all__ = ["LocalSGD"]
 
@@ -65,8 +65,7 @@ class LocalSGD:
         self.bytes_sent = 0
         self._fleet: Fleet | None = None
         self._parts: list[Part] = []
-        self._notes: list[Note] = []
-        self._steps = self._examples = 0
+        self._tally = Tally()
         self._seconds: float | None = None
         self._scale = 0.0
         self._weight = 0.0
@@ -154,7 +153,7 @@ class LocalSGD:
 
     def apart(self, progress: Progress) -> bool:
         """Where rounds are measured by the clock; decided when one begins."""
-        if self._steps:
+        if self._tally.steps:
             return False
         self._seconds = seconds_of(self.every, progress)
         return self._seconds is not None
@@ -165,13 +164,13 @@ class LocalSGD:
         self.bytes_sent = 0
         over = last or self._is_over(now, busy_seconds)
         landed = None
-        if self.merge.flight is not None and (over or self._steps >= self.overlap):
+        if self.merge.flight is not None and (over or self._tally.steps >= self.overlap):
             landed = self._land()
             last = last or _pauses(landed)
         if not (over or last):
             return landed
         note = msgspec.structs.replace(
-            reduce(combine, self._notes),
+            self._tally.whole,
             busy_seconds=busy_seconds,
             blocked_seconds=self.merge.blocked_seconds,
             final=float(last),
@@ -187,7 +186,7 @@ class LocalSGD:
     def leave(self, plan: Plan) -> Meeting:
         """Take part in the average that ends the round, with the examples that were used, and ask all to stop then."""
         self._scale = self._scale or float(plan.batch)
-        note = self._note or Note(steps=0.0)
+        note = self._tally.whole
         note = msgspec.structs.replace(note, stop=max(1.0, note.stop))
         if not self.overlap:
             return self._end_round(note, plan.step)
@@ -203,7 +202,7 @@ class LocalSGD:
 
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: a round begins with them."""
-        self._begin_round()
+        self._tally.clear()
         self._weight = 0.0
         self.merge.restart()
         self.merge.forget()
@@ -213,10 +212,8 @@ class LocalSGD:
         return self.merge.consensus(self._weight, self._scale or 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the round is, and what is the same on all workers."""
+        """What is the same on all workers."""
         return {
-            "steps": self._steps,
-            "examples": self._examples,
             "live_buffers": self.merge.buffers.live,
             "outer": None if self.outer is None else self.outer.state_dict(),
         }
@@ -229,14 +226,12 @@ class LocalSGD:
 
     def own_state(self) -> dict[str, Any]:
         """This worker's model in the middle of a round, and its optimizer."""
-        note = self._note
-        module, differs = self._replica.module, self._weight > 0 or note is not None or self.merge.flight is not None
+        module = self._replica.module
+        differs = self._weight > 0 or self._tally.steps > 0 or self.merge.flight is not None
         return {
-            "steps": self._steps,
-            "examples": self._examples,
+            "tally": self._tally.state_dict(),
             "scale": self._scale,
             "weight": self._weight,
-            "note": None if note is None else list(msgspec.structs.astuple(note)),
             "model": module.state_dict() if differs else None,
             "extra": [p.detach() for _, p in self._replica.extra] if differs else None,
             "merge": self.merge.state_dict(),
@@ -245,9 +240,8 @@ class LocalSGD:
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._steps, self._examples = state["steps"], state["examples"]
+        self._tally.load_state_dict(state["tally"])
         self._scale, self._weight = state["scale"], state["weight"]
-        self._notes = [] if state["note"] is None else [Note(*state["note"])]
         if state["model"] is not None:
             self._replica.module.load_state_dict(state["model"])
             assign([p for _, p in self._replica.extra], state["extra"])
@@ -278,36 +272,25 @@ class LocalSGD:
 
     def _count(self, plan: Plan, note: Note) -> None:
         self._scale = self._scale or float(plan.batch)
-        self._notes.append(note)
+        self._tally.add(plan, note)
         self._weight += note.weight
-        self._steps += 1
-        self._examples += plan.batch
 
     def _is_over(self, now: Progress, busy_seconds: float) -> bool:
         if self._seconds is not None:
-            return busy_seconds * (1 + 0.5 / self._steps) >= self._seconds  # the step that comes nearest to it
-        return self.every.ends(Progress(now.step - self._steps, now.epoch, now.examples - self._examples), now)
-
-    @property
-    def _note(self) -> Note | None:
-        """One for all steps of the round so far."""
-        return reduce(combine, self._notes) if self._notes else None
-
-    def _begin_round(self) -> None:
-        self._notes = []
-        self._steps = self._examples = 0
+            return busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds  # the step that comes nearest to it
+        return self.every.ends(self._tally.begin(now), now)
 
     def _end_round(self, note: Note, step: int) -> Meeting:
         self.fleet.doing(step, "averaging models")
         meeting = self.merge.run(note, self._scale, f"the models after step {step}")
         self.bytes_sent = self.merge.bytes_sent
         self._weight = 0.0
-        self._begin_round()
+        self._tally.clear()
         return meeting
 
     def _set_off(self, note: Note, step: int) -> None:
         self.merge.begin(note, self._scale, f"the models after step {step}")
-        self._begin_round()
+        self._tally.clear()
 
     def _land(self) -> Meeting:
         meeting = self.merge.land()

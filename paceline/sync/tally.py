@@ -1,0 +1,55 @@
+"""What a worker has done since a round began."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import msgspec
+
+from paceline.records import Note, Plan, Progress, combine
+
+__all__ = ["Tally"]
+
+
+class Tally:
+    """Counts the steps of a round, the examples that all workers use in them, and this worker's notes."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """A round begins."""
+        self._notes: list[Note] = []
+        self.steps = 0
+        self.examples = 0
+
+    def add(self, plan: Plan, note: Note) -> None:
+        """One more step is done."""
+        self._notes.append(note)
+        self.steps += 1
+        self.examples += plan.batch
+
+    @property
+    def note(self) -> Note | None:
+        """One for all steps so far; None if there was none."""
+        return reduce(combine, self._notes) if self._notes else None
+
+    @property
+    def whole(self) -> Note:
+        """The same, of no steps if there was none."""
+        return self.note or Note(steps=0.0)
+
+    def begin(self, now: Progress) -> Progress:
+        """Where the round began."""
+        return Progress(now.step - self.steps, now.epoch, now.examples - self.examples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        note = None if self.note is None else list(msgspec.structs.astuple(self.note))
+        return {"steps": self.steps, "examples": self.examples, "note": note}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take that back."""
+        self.steps, self.examples = state["steps"], state["examples"]
+        self._notes = [] if state["note"] is None else [Note(*state["note"])]
