@@ -16,7 +16,7 @@ from paceline.sync.notes import Numbers
 __all__ = ["Drift"]
 
 SIZE = 251  # a prime, as for the probe's sketches; 9 % error of a squared distance for one worker, less for several
-SAMPLE = 1 << 15  # numbers of a model that are looked at, if it has more: a pass over all of them would cost too much
+SAMPLE = 1 << 13  # numbers of a model that are looked at, if it has more: a pass over all of them would cost too much
 
 
 class Drift:
