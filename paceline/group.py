@@ -39,6 +39,10 @@ class Group:
         """Compare settings between workers; a difference is an error."""
         raise NotImplementedError
 
+    def gather(self, blob: bytes, what: str) -> list[bytes]:
+        """Every worker's bytes, by rank, on every worker: for small, rare things."""
+        raise NotImplementedError
+
     def bytes_to_sum(self, tensor: Tensor) -> int:
         """What each worker sends to sum such a tensor: every number once on the way to be added, once on the way back.
 
@@ -108,6 +112,19 @@ class Part(Group):
     def wait(self, start: Callable[[], dist.Work], what: str) -> None:
         """As the whole fleet does."""
         self._fleet.wait(start, what)
+
+    def gather(self, blob: bytes, what: str) -> list[bytes]:
+        """Every member's bytes, by rank in the group."""
+        own = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        own[self.rank] = len(blob)
+        self.all_reduce(own, what)
+        sizes: list[int] = own.tolist()
+        data = torch.zeros(max(1, *sizes), dtype=torch.uint8, device=self.device)
+        data[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        found = data.new_empty(self.size * len(data))
+        self.all_gather(found, data, what)
+        rows = found.cpu().view(self.size, -1)
+        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
 
     def agree(self, items: dict[str, str]) -> None:
         """Compare settings in the group; a difference is an error that names the item and the workers."""

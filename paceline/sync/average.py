@@ -89,6 +89,11 @@ class WeightedAverage:
         return self._sum.bytes_sent
 
     @property
+    def prepared(self) -> bool:
+        """Whether there has been an average."""
+        return self._layout is not None
+
+    @property
     def whole(self) -> float:
         """What the weights of the last average added up to, over its scale."""
         return self._weight.all

@@ -22,7 +22,7 @@ from paceline.sync.average import Mean, WeightedAverage, assign
 from paceline.sync.buffers import BufferAverage
 from paceline.sync.flat import Rider
 from paceline.sync.notes import NotesTable
-from paceline.sync.optimizer_state import OptimizerState
+from paceline.sync.optimizer_state import Average, OptimizerState, Slot
 from paceline.sync.outer import Outer
 
 __all__ = ["Merge"]
@@ -69,6 +69,7 @@ class Merge:
     def run(self, note: Note, scale: float, what: str) -> Meeting:
         """Average now; all workers have the same afterwards."""
         optimizer, parameters = self._replica.optimizer, self._replica.parameters
+        self._complete_state()
         tensors = [*parameters, *self._optimizer_state.averaged(optimizer)]
         if self._group.size == 1:
             mean, self._notes.all, drift = Mean(parameters, 1.0), (note,), None
@@ -87,6 +88,15 @@ class Merge:
         self._average.begin(parameters)
         self._optimizer_state.after(optimizer)
         return Meeting(self._notes.all, drift)
+
+    def _complete_state(self) -> None:
+        """Before the first average: a worker that has had no examples has no optimizer state yet, others may have."""
+        if not isinstance(self._optimizer_state, Average) or self._group.size == 1 or self._average.prepared:
+            return
+        layout = self._optimizer_state.layout(self._replica.optimizer)
+        found = self._group.gather(msgspec.json.encode(layout), "the others' optimizer state")
+        layouts = [msgspec.json.decode(blob, type=list[Slot]) for blob in found]
+        self._optimizer_state.complete(self._replica.optimizer, layouts)
 
     def begin(self, note: Note, scale: float, what: str) -> None:
         """Let an average of the present parameters set off, and go on meanwhile. Buffers do not travel with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -37,16 +38,42 @@ class Average(NamedTuple):
 
     def averaged(self, optimizer: Optimizer) -> list[Tensor]:
         """All floating-point tensors of the state, in the order of the parameters."""
-        return [
-            value
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            for _, value in sorted(optimizer.state.get(parameter, {}).items())
-            if isinstance(value, Tensor) and value.is_floating_point()
-        ]
+        return [value for _, _, value in _floating(optimizer)]
 
     def after(self, optimizer: Optimizer) -> None:
         """Nothing: the tensors hold the average."""
+
+    def layout(self, optimizer: Optimizer) -> list[Slot]:
+        """What state there is."""
+        return [
+            Slot(at, key, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+            for at, key, value in _floating(optimizer)
+        ]
+
+    def complete(self, optimizer: Optimizer, layouts: Sequence[Sequence[Slot]]) -> None:
+        """Make room, of zeros, for state that another worker has and this one has not, since it has had no examples."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for at, key, shape, dtype in dict.fromkeys(slot for layout in layouts for slot in layout):
+            parameter = parameters[at]
+            device = "cpu" if key == "step" else parameter.device  # where torch's optimizers keep their counters
+            optimizer.state[parameter].setdefault(key, torch.zeros(shape, dtype=getattr(torch, dtype), device=device))
+
+
+class Slot(NamedTuple):
+    """One tensor of an optimizer's state."""
+
+    parameter: int
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _floating(optimizer: Optimizer) -> Iterator[tuple[int, str, Tensor]]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for at, parameter in enumerate(parameters):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                yield at, key, value
 
 
 class Reset(NamedTuple):

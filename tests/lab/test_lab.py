@@ -338,14 +338,12 @@ def test_the_limit(tmp_path: Path) -> None:
     assert {each.ended_by for each in report.workers} == {"limit of 0.5 s"}
 
 
-def test_sites_are_slow_between_and_fast_inside(tmp_path: Path) -> None:
-    """The same bytes to a worker of the same site and of the other: what took longer had the slow link."""
-    text = """
+SITES = """
 [[site]]
 name = "a"
 rate = "4mbit"
 [[worker]]
-name = "a"
+name = "in"
 count = 2
 cpu = 0.4
 rate = "1gbit"
@@ -354,7 +352,16 @@ site = "a"
 name = "b"
 cpu = 0.4
 rate = "1gbit"
-""".replace('name = "a"\ncount', 'name = "in"\ncount')
+"""
+
+
+def test_workers_know_their_site(tmp_path: Path) -> None:
+    _, said = run(tmp_path, SITES, "sh", "-c", "echo site: $PACELINE_SITE")
+    assert said == {"in-0": ["site: a"], "in-1": ["site: a"], "b": ["site:"]}
+
+
+def test_sites_are_slow_between_and_fast_inside(tmp_path: Path) -> None:
+    """The same bytes to a worker of the same site and of the other: what took longer had the slow link."""
     script = """
 import os, socket, time
 def connect(host):
@@ -374,7 +381,7 @@ else:
         while stream.recv(1 << 20): pass
         stream.sendall(b"x")
 """
-    report, said = run(tmp_path, text, sys.executable, "-c", script)
+    report, said = run(tmp_path, SITES, sys.executable, "-c", script)
     assert report.exit == 0, said
     near, far = map(float, said["in-0"][-1].split())
     assert far > 0.8 > 10 * near  # 4 Mbit at 4 Mbit/s, less what the buckets hold; inside 250 times the rate

@@ -403,3 +403,31 @@ def test_several_may_leave(pool: Pool, leavers: dict[int, tuple[int, str]]) -> N
     steps, expected = left_by_hand(3, leavers, 4, 11)
     assert found[0][1][0] == steps
     torch.testing.assert_close(found[0][2], expected, rtol=0, atol=1e-12)
+
+
+def left_before_its_first_step(kind: str) -> tuple[str, Tensor, int]:
+    """Rank 1 has no optimizer state when the others average theirs; it gets the average, and counts nothing in it."""
+    model = mlp(dtype=torch.float64)
+    optimizer = MAKERS[kind](model.parameters())
+    role = sync.LocalSGD(4, optimizer_state=sync.Average())
+    with pl.Run(model, optimizer, numbers(), batch=BATCH, balance=Skewed(), sync=role, deadline=10.0) as run:
+        for step in run.steps(steps=8):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            if run.fleet.rank == 1:
+                break
+            optimizer.step()
+        digest = run.replica.digest()
+        state = [value for each in optimizer.state_dict()["state"].values() for _, value in sorted(each.items())]
+        return digest, torch.cat([value.double().flatten() for value in state]), run.progress.step
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adamw", "adagrad"])
+def test_who_has_no_optimizer_state_yet_gets_the_average(pool: Pool, kind: str) -> None:
+    found = pool.run(3, left_before_its_first_step, kind)
+    assert len({digest for digest, _, _ in found}) == 1
+    assert {steps for _, _, steps in found} == {4}
+    for _, state, _ in found[1:]:
+        assert torch.equal(state, found[0][1])
+    assert found[0][1].abs().max() > 0
