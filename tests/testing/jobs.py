@@ -122,9 +122,12 @@ def talk() -> None:
             for step in range(10):
                 reached(step)
                 print(f"step {step}: {granted()}")
-                other.sendall(b"x")
+                if other is own:
+                    other.sendall(b"x")
                 if not other.recv(1):
                     break
+                if other is not own:  # not before it was asked: else an answer could be there before a link is cut
+                    other.sendall(b"x")
         except TimeoutError:
             print("heard nothing")
 
