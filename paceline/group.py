@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Group", "Part"]
 
 
-class Group:
+class Group(ABC):
     """Collectives, each with a deadline; a group of one has nothing to do."""
 
     rank: int
@@ -31,17 +32,17 @@ class Group:
     handle: dist.ProcessGroup | None = None
     """Torch's name for the group; None for all workers."""
 
+    @abstractmethod
     def wait(self, start: Callable[[], dist.Work], what: str) -> None:
         """Start a collective and wait for it, not longer than the deadline."""
-        raise NotImplementedError
 
+    @abstractmethod
     def agree(self, items: dict[str, str]) -> None:
         """Compare settings between workers; a difference is an error."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gather(self, blob: bytes, what: str) -> list[bytes]:
         """Every worker's bytes, by rank, on every worker: for small, rare things."""
-        raise NotImplementedError
 
     def bytes_to_sum(self, tensor: Tensor) -> int:
         """What each worker sends to sum such a tensor: every number once on the way to be added, once on the way back.
