@@ -1,6 +1,6 @@
 """Paceline: data-parallel PyTorch training on clusters as they really are."""
 
-from paceline import balance, batch, codec, lr, order, record, sync
+from paceline import balance, batch, codec, lr, optim, order, recipes, record, sync
 from paceline.checkpoint import Checkpoint
 from paceline.errors import (
     CheckpointError,
@@ -49,7 +49,9 @@ __all__ = [
     "batch",
     "codec",
     "lr",
+    "optim",
     "order",
+    "recipes",
     "record",
     "sync",
 ]

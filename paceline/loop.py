@@ -20,9 +20,9 @@ from paceline.identity import identity, versions
 from paceline.journal import Journal
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Ended, Plan, Progress, Round, Started
-from paceline.roles import Observer
+from paceline.roles import Asker, Due, Observer
 from paceline.signals import Signals
-from paceline.step import Machinery, Phase, Step, compare_plans
+from paceline.step import Machinery, Phase, Step, compare_plans, round_of
 
 if TYPE_CHECKING:
     from paceline.run import Run
@@ -49,7 +49,9 @@ class Loop:
         self._handles: list[RemovableHandle] = []
         self._stopping = 0
         self._warned = False
-        self._observers = [role for role in run.roles().values() if isinstance(role, Observer)]
+        roles = {id(role): role for role in run.roles().values()}.values()  # one object may have two roles
+        self._observers = [role for role in roles if isinstance(role, Observer)]
+        self._askers = [role for role in roles if isinstance(role, Asker) and role.needs]
 
     def equip(self, parts: Machinery, journal: Journal) -> None:
         """Take the parts that a step works with."""
@@ -124,6 +126,14 @@ class Loop:
         stop = float(self._signals.got or self.stop_wanted)
         decides = run.checkpoint if run.fleet.rank == 0 else None
         return stop, float(decides is not None and decides.due(self.cursor.progress.step + 1, time.monotonic()))
+
+    def looks(self, plan: Plan) -> bool:
+        """Whether the probe looks at a step."""
+        probe, progress = self._parts.probe, self.cursor.progress
+        if not probe.active:
+            return False
+        due = probe.always or any(not isinstance(one, Due) or one.due(progress) for one in self._askers)
+        return self._run.sync.measures(progress, plan, due)
 
     def close_step(self, step: Step) -> None:
         """The body of the loop is done: learn from the step, and move on."""
@@ -247,8 +257,7 @@ class Loop:
             if not apart:  # what the others have done is done
                 for plan in islice(self._foresee(self.cursor, goal), behind):
                     self.cursor = advance(self.cursor, plan, run.lengths)
-            met = Round(plan, meeting.notes, drift=meeting.drift, background=meeting.background)
-            self._learn(self._meet(met), applied=False)
+            self._learn(self._meet(round_of(plan, meeting)), applied=False)
         self._end_together()
 
     def _foresee(self, cursor: Cursor, goal: Goal) -> Iterator[Plan]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
+from torch import Tensor
 
 from paceline.ranges import Ranges, part
 
 __all__ = [
+    "Coordinates",
     "Ended",
     "Event",
     "GradientStats",
@@ -25,6 +29,7 @@ __all__ = [
     "Started",
     "StepDone",
     "combine",
+    "combine_all",
 ]
 
 
@@ -111,26 +116,30 @@ class Note(msgspec.Struct, frozen=True):
     """Units (micro-batches or examples) whose gradients the probe saw."""
     unit_sqnorm: float = 0.0
     """Sum over its units of weight times squared gradient norm."""
+    measured: float = 0.0
+    """Weight of the step in which its own mean gradient was looked at, where rounds have several."""
+    own_sqnorm: float = 0.0
+    """Squared norm of that gradient."""
+
+
+_LARGEST = frozenset({"stop", "save", "final"})
+
+
+def combine_all(notes: Sequence[Note]) -> Note:
+    """One note for steps of a worker, one after the other; ``busy_seconds`` is that of the last."""
+    if len(notes) == 1:
+        return notes[0]
+    names, columns = Note.__struct_fields__, zip(*map(msgspec.structs.astuple, notes), strict=True)
+    found = {name: (max if name in _LARGEST else sum)(column) for name, column in zip(names, columns, strict=True)}
+    digest = int(notes[0].plan)
+    for note in notes[1:]:
+        digest = zlib.crc32(int(note.plan).to_bytes(4, "big"), digest)
+    return Note(**{**found, "plan": digest, "busy_seconds": notes[-1].busy_seconds})
 
 
 def combine(first: Note, second: Note) -> Note:
-    """One note for two steps of a worker, one after the other; ``busy_seconds`` is that of the second."""
-    return Note(
-        plan=zlib.crc32(int(second.plan).to_bytes(4, "big"), int(first.plan)),
-        examples=first.examples + second.examples,
-        weight=first.weight + second.weight,
-        loss=first.loss + second.loss,
-        stop=max(first.stop, second.stop),
-        save=max(first.save, second.save),
-        load_seconds=first.load_seconds + second.load_seconds,
-        compute_seconds=first.compute_seconds + second.compute_seconds,
-        busy_seconds=second.busy_seconds,
-        blocked_seconds=first.blocked_seconds + second.blocked_seconds,
-        steps=first.steps + second.steps,
-        final=max(first.final, second.final),
-        units=first.units + second.units,
-        unit_sqnorm=first.unit_sqnorm + second.unit_sqnorm,
-    )
+    """The same for two."""
+    return combine_all((first, second))
 
 
 class GradientStats(msgspec.Struct, frozen=True):
@@ -144,6 +153,8 @@ class GradientStats(msgspec.Struct, frozen=True):
     """Unbiased estimate of the trace of the covariance of one example's gradient; NaN with fewer than two units."""
     mean_sqnorm: float
     """Squared norm of the averaged gradient."""
+    along: float = math.nan
+    """Of the variance, what is along the averaged gradient; NaN unless a role asks for it."""
 
     @property
     def signal(self) -> float:
@@ -167,6 +178,17 @@ class Meeting(msgspec.Struct, frozen=True):
     """How far the workers' models were from their average: root of the weighted mean square, estimated by sketches."""
     background: bool = False
     """Whether the exchange went on while workers did other steps."""
+    stats: GradientStats | None = None
+    """What the probe measured in one of the steps."""
+
+
+class Coordinates(NamedTuple):
+    """What is known of every coordinate of the gradient of a step, in a tensor for each parameter."""
+
+    variances: list[Tensor]
+    """Of one example's gradient."""
+    means: list[Tensor]
+    """The averaged gradient."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -182,6 +204,8 @@ class Round(msgspec.Struct, frozen=True):
     """How far the workers' models were from their average (:class:`Meeting`); None where they cannot differ."""
     background: bool = False
     """Whether the exchange went on while workers did other steps."""
+    coordinates: Coordinates | None = None
+    """Variances of coordinates, where a role asked for them."""
 
     @property
     def steps(self) -> int:

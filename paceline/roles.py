@@ -26,6 +26,7 @@ __all__ = [
     "Balance",
     "Batch",
     "Codec",
+    "Due",
     "LearningRate",
     "Need",
     "Observer",
@@ -40,7 +41,13 @@ class Need(enum.Enum):
     """What a role can ask the probe for."""
 
     VARIANCE = "variance"
-    """Between-unit variance and mean gradient norm: :class:`~paceline.records.GradientStats` in every round."""
+    """Between-unit variance and mean gradient norm: :class:`~paceline.records.GradientStats` of rounds."""
+    DIRECTION = "direction"
+    """The part of the variance that is along the mean gradient: ``along`` of the statistics. Under AllReduce only."""
+    OWN = "own"
+    """The same of every worker's own gradient: ``measured`` and ``own_sqnorm`` of notes. Under LocalSGD only."""
+    COORDINATES = "coordinates"
+    """The variance of every coordinate: ``coordinates`` of rounds. Under AllReduce only; a second vector travels."""
 
 
 @runtime_checkable
@@ -64,9 +71,17 @@ class Observer(Protocol):
 
 @runtime_checkable
 class Asker(Protocol):
-    """A role that needs measurements of the probe."""
+    """A role that needs measurements of the probe: in every step, unless it has a say in that (:class:`Due`)."""
 
     needs: frozenset[Need]
+
+
+@runtime_checkable
+class Due(Protocol):
+    """A role that asks the probe in some steps only."""
+
+    def due(self, progress: Progress) -> bool:
+        """Whether the step that begins here has to be measured."""
 
 
 class Order(Protocol):
@@ -155,6 +170,9 @@ class Sync(Protocol):
 
     def flat_gradients(self) -> Sequence[Tensor] | None:
         """The gradients after ``before_step`` in as few tensors as possible; None where they are only in ``.grad``."""
+
+    def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
+        """Whether the probe has to look at the step that begins here; ``due`` says if some role asks for it."""
 
     def apart(self, progress: Progress) -> bool:
         """Whether each worker goes at its own pace in the round that begins here, so that numbers of steps differ."""

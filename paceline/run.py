@@ -27,12 +27,14 @@ from paceline.journal import Journal
 from paceline.loader import Collate
 from paceline.loop import Loop
 from paceline.lr import Constant
+from paceline.measure import Measure
 from paceline.order import Shuffle
 from paceline.planner import Cursor
-from paceline.probe import Probe
-from paceline.records import Measured, Progress, Resumed, Saved
+from paceline.probe import Example, Probe
+from paceline.probe.units import Unit
+from paceline.records import Measured, Plan, Progress, Resumed, Saved
 from paceline.replica import Replica
-from paceline.roles import Asker, Balance, Batch, LearningRate, Order, Recorder, Stateful, Sync
+from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync
 from paceline.step import Machinery, Phase, Step
 from paceline.sync import AllReduce
 
@@ -108,10 +110,9 @@ class Run:
             gathered = self.fleet.gather(str(length).encode(), "the lengths of the others' data sets")
             self.lengths = tuple(map(int, gathered)) if local_data else (length,)
             self._loop = Loop(self)
-            self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now, not in the loop
+            first = self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now
             probe = probe or Probe()
-            needs = [need for role in self.roles().values() if isinstance(role, Asker) for need in role.needs]
-            probe.attach(self._replica.module, self._replica.parameters, frozenset(needs))
+            probe.attach(self._replica.module, self._replica.parameters, self._needs(probe.unit, first))
             self.sync.attach(self.fleet, self._replica, probe)
             # Torch's generators use 32 bits of a seed.
             own_seed = seed + (1_000_003 * self.fleet.rank if local_data else 0)
@@ -122,7 +123,9 @@ class Run:
             self.fleet.fail(error)
             self.fleet.close()
             raise
-        self._parts = Machinery(self.fleet, feed, self.sync, probe, Clock(), scaler, self._loop.wishes)
+        measure = Measure(self.fleet, probe)
+        wants = self._loop.wishes, self._loop.looks
+        self._parts = Machinery(self.fleet, feed, self.sync, probe, measure, Clock(), scaler, *wants)
         self._loop.equip(self._parts, self._journal)
 
     @property
@@ -147,6 +150,18 @@ class Run:
     def roles(self) -> dict[str, object]:
         """The roles by name."""
         return {"order": self.order, "batch": self.batch, "balance": self.balance, "sync": self.sync, "lr": self.lr}
+
+    def _needs(self, unit: Unit, first: Plan) -> frozenset[Need]:
+        """What the roles ask the probe for, of which there must be enough."""
+        askers = {name: role for name, role in self.roles().items() if isinstance(role, Asker) and role.needs}
+        alone = first.batch if isinstance(unit, Example) else sum(len(first.pieces(r)) for r in range(self.fleet.size))
+        if askers and alone < 2:
+            names = " and ".join(f"{name}={role!r}" for name, role in askers.items())
+            raise SettingError(
+                f"{names} compares gradients within a step, but a step of {first.batch} examples is one micro-batch of "
+                f"one worker; give micro={first.batch // 2} or less, or start more workers"
+            )
+        return frozenset(need for role in askers.values() for need in role.needs)
 
     def steps(
         self, *, epochs: int | None = None, examples: int | None = None, steps: int | None = None

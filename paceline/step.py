@@ -18,9 +18,9 @@ from paceline.clock import Clock
 from paceline.errors import LoopError, NonFiniteLoss, WorkersDisagree
 from paceline.feed import Feed
 from paceline.fleet import Fleet
+from paceline.measure import Measure
 from paceline.probe import Probe
-from paceline.probe.stats import gradient_stats
-from paceline.records import Note, Plan, Progress, Round
+from paceline.records import Meeting, Note, Plan, Progress, Round
 from paceline.roles import Sync
 
 __all__ = ["Machinery", "Phase", "Step"]
@@ -44,10 +44,13 @@ class Machinery:
     feed: Feed
     sync: Sync
     probe: Probe
+    measure: Measure
     clock: Clock
     scaler: torch.amp.GradScaler | None
     wishes: Callable[[], tuple[float, float]]
     """What this worker wants of all: ``(stop, save)`` for its note."""
+    looks: Callable[[Plan], bool]
+    """Whether the probe looks at the step of this plan."""
     failure: str = ""
     """The name of the error that a step met with."""
 
@@ -102,7 +105,7 @@ class Step:
         parts, plan = self._parts, self.plan
         parts.clock.start()
         parts.fleet.doing(self.index, "computing")
-        parts.probe.begin(self._pieces)
+        parts.probe.begin(self._pieces, parts.looks(plan))
         try:
             for examples, batch in parts.feed.micro_batches(plan, self._future):
                 parts.clock.loaded()
@@ -140,7 +143,7 @@ class Step:
         scale = 1.0
         if parts.scaler is not None:
             scaled = parts.scaler.scale(scaled)
-            scale = parts.scaler.get_scale() if parts.probe.active else 1.0
+            scale = parts.scaler.get_scale() if parts.probe.measuring else 1.0
         parts.probe.before_backward()
         since = time.monotonic()
         try:
@@ -211,11 +214,13 @@ class Step:
         if notes is not None:
             parts.clock.exchanged()
             self._compare(notes)
-            stats = None
-            if parts.probe.active:
+            stats = coordinates = None
+            if parts.probe.measuring:
                 scale = parts.scaler.get_scale() if parts.scaler is not None else 1.0
-                stats = gradient_stats(notes, parts.probe.mean_sqnorm(scale, parts.sync.flat_gradients()))
-            self.round = Round(plan=plan, notes=notes, stats=stats)
+                sqnorm = parts.probe.mean_sqnorm(scale, parts.sync.flat_gradients())
+                stats = parts.measure.stats(notes, sqnorm, scale, self.index)
+                coordinates = parts.measure.coordinates(stats, scale, self.index)
+            self.round = Round(plan=plan, notes=notes, stats=stats, coordinates=coordinates)
             self._loss = self.round.loss
         else:
             self._loss = note.loss / note.weight if note.weight else math.nan
@@ -232,7 +237,7 @@ class Step:
         if meeting is not None:
             parts.clock.exchanged()
             self._compare(meeting.notes)
-            self.round = Round(self.plan, meeting.notes, drift=meeting.drift, background=meeting.background)
+            self.round = round_of(self.plan, meeting)
 
     def _compare(self, notes: tuple[Note, ...]) -> None:
         compare_plans(notes, self.index)
@@ -247,6 +252,11 @@ class Step:
                 f"the loss in step {self.index} is not finite ({told}); the parameters were not changed. Lower the "
                 "learning rate, clip the gradients, or look for bad examples"
             )
+
+
+def round_of(plan: Plan, meeting: Meeting) -> Round:
+    """What a round of several steps has come to; ``plan`` is that of its last step."""
+    return Round(plan, meeting.notes, meeting.stats, meeting.drift, meeting.background)
 
 
 def compare_plans(notes: tuple[Note, ...], step: int) -> None:

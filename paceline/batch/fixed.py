@@ -11,7 +11,7 @@ from paceline.errors import SettingError
 from paceline.records import Progress
 from paceline.roles import Batch
 
-__all__ = ["Fixed", "Schedule", "as_policy"]
+__all__ = ["Fixed", "Schedule", "as_policy", "check_size"]
 
 
 def as_policy(batch: int | Batch) -> Batch:
@@ -30,7 +30,7 @@ class Fixed:
     examples: int
 
     def __post_init__(self) -> None:
-        _check(self.examples)
+        check_size(self.examples)
 
     def size(self, progress: Progress) -> int:
         """The fixed size."""
@@ -50,7 +50,7 @@ class Schedule:
         for begin, examples in self.stages.items():
             if begin < 0:
                 raise SettingError(f"a stage begins at {begin} examples; it must be 0 or more")
-            _check(examples)
+            check_size(examples)
         object.__setattr__(self, "stages", dict(sorted(self.stages.items())))
 
     def size(self, progress: Progress) -> int:
@@ -58,6 +58,7 @@ class Schedule:
         return [examples for begin, examples in self.stages.items() if begin <= progress.examples][-1]
 
 
-def _check(examples: int) -> None:
+def check_size(examples: int) -> None:
+    """Refuse what is not a number of examples."""
     if not isinstance(examples, int) or isinstance(examples, bool) or examples < 1:
         raise SettingError(f"a batch of {examples!r} is not possible; it must be a whole number of at least 1")

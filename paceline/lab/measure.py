@@ -27,7 +27,7 @@ FIRST_PROBE = 60_000  # no worker has such a number
 
 
 class Measured(NamedTuple):
-    """One thing that was measured: cores, or bits per second that a program can send."""
+    """One thing that was measured: cores, or bits per second on the wire, headers included."""
 
     name: str
     what: str

@@ -1,5 +1,8 @@
 """How the learning rate follows the batch."""
 
+from paceline.lr.adascale import AdaScale, gain
 from paceline.lr.constant import Constant
+from paceline.lr.pace import Pace
+from paceline.lr.scaling import Linear, SquareRoot
 
-__all__ = ["Constant"]
+__all__ = ["AdaScale", "Constant", "Linear", "Pace", "SquareRoot", "gain"]

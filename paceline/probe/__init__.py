@@ -2,7 +2,7 @@
 
 from paceline.probe.probe import Probe
 from paceline.probe.sketch import SignSketch
-from paceline.probe.stats import between_unit_variance, gradient_stats, variance_from_sums
+from paceline.probe.stats import between_unit_variance, gradient_stats, variance_along, variance_from_sums
 from paceline.probe.units import Example, MicroBatch
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "SignSketch",
     "between_unit_variance",
     "gradient_stats",
+    "variance_along",
     "variance_from_sums",
 ]

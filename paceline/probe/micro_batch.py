@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.errors import LoopError
+from paceline.probe.coordinates import Squares
 from paceline.probe.norms import norm
 from paceline.probe.sketch import LinearMap
 from paceline.probe.tally import Layout, Tally
@@ -43,8 +44,9 @@ class MicroBatchMeter:
     laid together, where its norm costs half as much.
     """
 
-    def __init__(self, layout: Layout, mapping: LinearMap, keep: bool) -> None:
+    def __init__(self, layout: Layout, mapping: LinearMap, keep: bool, squares: Squares | None = None) -> None:
         self._tally = Tally(keep)
+        self.squares = squares
         self._layout = layout
         self._mapping = mapping
         self.begin(0)
@@ -53,6 +55,8 @@ class MicroBatchMeter:
         """Forget the last step; this one will have so many micro-batches."""
         self._tally.clear()
         self._late: tuple[float, float] | None = None
+        self.whole = (0.0, 1.0)
+        """The weight of this worker's gradient, and what the mean over it was multiplied by in ``.grad``."""
         self._micro_batches = micro_batches
         self._passes = 0
         self._adds_up = True  # whether .grad is the sum of the units: it began at zero
@@ -61,6 +65,9 @@ class MicroBatchMeter:
         self._shown: set[nn.Parameter] = set()
         self._shown_norms: list[Tensor] = []
         self._shown_image: Tensor | None = None
+        self._shown_gradients: dict[nn.Parameter, Tensor] = {}
+        if self.squares is not None:
+            self.squares.begin({})
 
     def before(self, batch: Any) -> None:
         """Nothing yet: the user may still zero the gradients."""
@@ -77,6 +84,8 @@ class MicroBatchMeter:
             self._adds_up = not gradients or float(norm(gradients.values())) == 0
             if self._wants_images and not self._adds_up:
                 self._last = self._layout.image(self._mapping, gradients)
+            if self.squares is not None:
+                self.squares.begin(gradients)
 
     def see_bucket(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """See gradients of the last backward pass before they are reduced: afterwards ``.grad`` is everybody's mean."""
@@ -87,6 +96,8 @@ class MicroBatchMeter:
         }
         self._shown.update(known)
         self._shown_norms.append(norm(known.values()))
+        if self.squares is not None:
+            self._shown_gradients.update((each, gradient.clone()) for each, gradient in known.items())
         if self._wants_images:
             image = self._layout.image(self._mapping, known)
             self._shown_image = image if self._shown_image is None else self._shown_image + image
@@ -100,6 +111,12 @@ class MicroBatchMeter:
     def after_backward(self, weight: float, factor: float) -> None:
         """Count what this backward pass added to ``.grad`` as one unit: ``factor`` times its gradient."""
         self._passes += 1
+        if weight:
+            whole = self.whole[0] + weight
+            self.whole = whole, whole * factor / weight
+        if self.squares is not None:
+            every = {**self._layout.gradients(), **self._shown_gradients}
+            self.squares.add_pass(every, weight, factor, more=self._passes < self._micro_batches)
         if not self._wants_images and not self._shown:
             self._late = weight, factor
             return

@@ -13,6 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
 from paceline.errors import LoopError, SettingError
+from paceline.probe.coordinates import Squares
 from paceline.probe.norms import norm
 from paceline.probe.sketch import LinearMap
 from paceline.probe.tally import Layout, Tally
@@ -85,7 +86,15 @@ def _has_examples(leaf: object) -> bool:
 class ExampleMeter:
     """Computes each example's gradient before the user's own forward pass; the norms are exact."""
 
-    def __init__(self, module: nn.Module, layout: Layout, mapping: LinearMap, keep: bool, unit: Example) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        mapping: LinearMap,
+        keep: bool,
+        unit: Example,
+        squares: Squares | None = None,
+    ) -> None:
         check_layers(module)
         names = {parameter: name for name, parameter in module.named_parameters()}
         missing = sum(parameter not in names for parameter in layout.parameters)
@@ -95,6 +104,9 @@ class ExampleMeter:
                 "differentiate by them; pass parameters of the model, or use Probe(unit=MicroBatch())"
             )
         self.tally = Tally(keep)
+        self.squares = squares
+        self.whole = (0.0, 1.0)
+        """The weight of this worker's gradient, and what the mean over it was multiplied by in ``.grad``."""
         self._module = module
         self._parameters: dict[str, Tensor] = {names[each]: each for each in layout.parameters}
         device = layout.parameters[0].device if layout.parameters else torch.device("cpu")
@@ -107,6 +119,9 @@ class ExampleMeter:
     def begin(self, micro_batches: int) -> None:
         """Forget the last step."""
         self.tally.clear()
+        self.whole = (0.0, 1.0)
+        if self.squares is not None:
+            self.squares.begin({})
 
     def before(self, batch: Any) -> None:
         """Measure the gradient of each example of the micro-batch that comes next."""
@@ -127,6 +142,8 @@ class ExampleMeter:
         for gradients in every:
             image = self._mapping.of(gradients, self._offsets) if self.tally.keep else None
             self.tally.add(1.0, norm(gradients), image=image)
+            if self.squares is not None:
+                self.squares.add_unit(gradients)
 
     def before_backward(self) -> None:
         """Nothing: the user's backward pass is not needed."""
@@ -141,6 +158,7 @@ class ExampleMeter:
                 f"step.backward got weight {weight:g} for {self._length} examples, but with unit=Example each "
                 "example weighs 1; leave the weight out, or measure micro-batches: Probe(unit=MicroBatch())"
             )
+        self.whole = self.whole[0] + weight, (self.whole[0] + weight) * factor / weight
 
     def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
         """The number of units, and the sum over them of weight times squared gradient norm."""

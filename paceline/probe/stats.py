@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.records import GradientStats, Note
 
-__all__ = ["between_unit_variance", "gradient_stats", "variance_from_sums"]
+__all__ = ["between_unit_variance", "gradient_stats", "variance_along", "variance_from_sums"]
 
 
 def variance_from_sums(units: int, weight: float, weighted_sqnorm: float, mean_sqnorm: float) -> float:
@@ -34,6 +34,22 @@ def between_unit_variance(sizes: Sequence[float], sqnorms: Sequence[float], mean
     """
     weighted_sqnorm = math.fsum(size * sqnorm for size, sqnorm in zip(sizes, sqnorms, strict=True))
     return variance_from_sums(len(sizes), math.fsum(sizes), weighted_sqnorm, mean_sqnorm)
+
+
+def variance_along(stats: GradientStats, products: float, squares: float, blur: float = 0.0) -> float:
+    """Of the variance, what is along the mean gradient gbar: Var(<g_i, gbar>) / |gbar|^2.
+
+    From sums over units of n_u <g_u, gbar> (``products``) and of n_u <g_u, gbar>^2 (``squares``)::
+
+        (squares - products^2 / N) / ((U - 1) |gbar|^2)
+
+    A sketch of k numbers is wrong about <g_u - gbar, gbar>^2 by |g_u - gbar|^2 |gbar|^2 / k on average, so that noise
+    of all directions seems to be along gbar: ``blur`` = 1 / k of the variance, which is taken off again.
+    """
+    if stats.units < 2 or not stats.mean_sqnorm:
+        return math.nan
+    spread = (squares - products * products / stats.weight) / (stats.units - 1)
+    return (spread / stats.mean_sqnorm - blur * stats.variance) / (1.0 + blur)
 
 
 def gradient_stats(notes: Sequence[Note], mean_sqnorm: float) -> GradientStats:

@@ -83,13 +83,16 @@ class Tally:
             total += weight * norm * norm
         return total
 
-    def gram(self) -> Tensor:
-        """The inner products of all pairs of unit gradients."""
+    def images(self) -> Tensor:
+        """The image of each unit's gradient, one a row."""
         if not self.keep:
             raise LoopError(
-                "gram() needs the sketches of all units, but only their norms were kept; "
+                "the sketches of all units are asked for, but only their norms were kept; "
                 "write Probe(keep=True), or Probe(exact=True) for the gradients themselves"
             )
-        if not self._images:
-            return torch.zeros(0, 0, dtype=torch.float64)
-        return inner_products(torch.stack(self._images))
+        return torch.stack(self._images) if self._images else torch.zeros(0, 0)
+
+    def gram(self) -> Tensor:
+        """The inner products of all pairs of unit gradients."""
+        images = self.images()
+        return inner_products(images) if len(images) else torch.zeros(0, 0, dtype=torch.float64)

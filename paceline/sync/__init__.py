@@ -6,6 +6,7 @@ from paceline.sync.hierarchical import Hierarchical
 from paceline.sync.local_sgd import LocalSGD
 from paceline.sync.optimizer_state import Average, Keep, Reset
 from paceline.sync.outer import DiLoCo, SlowMo
+from paceline.sync.statistics import Measuring
 
 __all__ = [
     "AllReduce",
@@ -15,6 +16,7 @@ __all__ = [
     "Hierarchical",
     "Keep",
     "LocalSGD",
+    "Measuring",
     "PostLocal",
     "Ramp",
     "Reset",

@@ -17,7 +17,7 @@ from paceline.fleet import Fleet
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
-from paceline.roles import Codec
+from paceline.roles import Codec, Need
 from paceline.sync.buffers import BufferAverage
 from paceline.sync.exchange import Exchange
 from paceline.sync.notes import NotesTable
@@ -56,6 +56,11 @@ class AllReduce:
         """Begin to serve a run."""
         if self._attached:
             raise SettingError("this AllReduce serves another run that is not closed; make one for each run")
+        if Need.OWN in probe.needs:
+            raise SettingError(
+                "AllReduce takes the mean of all gradients, so that no worker has a batch of its own; use LocalSGD "
+                "with batch.EachOwn, or batch.NormTest for all together"
+            )
         self._attached = True
         self._fleet, self._replica = fleet, replica
         self._notes = NotesTable(fleet.rank, fleet.size)
@@ -142,6 +147,10 @@ class AllReduce:
         """The flat buffers of a plain module: every ``.grad`` is a view of them."""
         alone = self._fleet.size == 1 or self._replica.ddp is not None
         return None if alone else self._exchange.gradients
+
+    def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
+        """Whenever it is asked for: every step is an exchange."""
+        return due
 
     def apart(self, progress: Progress) -> bool:
         """Never: every step is everybody's."""

@@ -14,12 +14,10 @@ from paceline.errors import LoopError, SettingError
 from paceline.group import Group
 from paceline.roles import Codec
 from paceline.sync.drift import Drift
-from paceline.sync.flat import FlatSum, Rider
+from paceline.sync.flat import FlatSum, Rider, large
 from paceline.sync.notes import Numbers
 
 __all__ = ["Mean", "Weight", "WeightedAverage", "assign"]
-
-MANY = 1 << 14  # numbers in a tensor from which a pass over it costs more than a call
 
 
 class Weight:
@@ -54,7 +52,7 @@ class Mean(NamedTuple):
         if self.factor == 1.0:
             assign(targets, views)
             return
-        if sum(view.numel() for view in views) < MANY * len(views):
+        if not large(views):
             assign(targets, torch._foreach_mul(views, self.factor))
             return
         for target, view in zip(targets, views, strict=True):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.probe.sketch import SignSketch
 from paceline.sync.notes import Numbers
 
 __all__ = ["Drift"]
 
-SIZE = 251  # a prime, as for the probe's sketches; 9 % error of a squared distance for one worker, less for several
+SIZE = 251  # numbers of an image; 9 % error of a squared distance for one worker, less for several
 SAMPLE = 1 << 13  # numbers of a model that are looked at, if it has more: a pass over all of them would cost too much
 
 
@@ -24,12 +23,13 @@ class Drift:
 
         sum_i p_i |s_i - sum_j p_j s_j|^2,
 
-    which estimates the same expression of the models without bias, since the sketch is linear and keeps squared
-    lengths on average. Of a large model, numbers drawn at random once and for all stand for all of them.
+    which estimates the same expression of the models without bias: every number gets a random sign, and every 251st are
+    added up, which is linear and keeps squared lengths on average. Of a large model, numbers drawn at random once and
+    for all stand for all of them; they are so few that numpy is done before torch has begun.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
+    def __init__(self, rank: int, size: int, seed: int = 0) -> None:
+        self._rank, self._size, self._seed = rank, size, seed
         self.numel = size * (SIZE + 1)
         """A sketch and a weight for each worker."""
         self.weight = 0.0
@@ -45,29 +45,32 @@ class Drift:
         self._tensors = list(tensors)
         sizes = [tensor.numel() for tensor in tensors]
         taken = [size if sum(sizes) <= SAMPLE else -(-size * SAMPLE // sum(sizes)) for size in sizes]
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(self._seed)
         self._places = [
             None
             if count == tensor.numel()
             else torch.randint(tensor.numel(), (count,), generator=generator).sort().values.to(tensor.device)
             for tensor, count in zip(tensors, taken, strict=True)
         ]
-        self._offsets = list(accumulate(taken, initial=0))[:-1]
-        self._sketch = SignSketch(sum(taken), SIZE, device=tensors[0].device if tensors else "cpu")
+        self._bounds = list(accumulate(taken, initial=0))
+        rows = -(-self._bounds[-1] // SIZE)
+        self._looked_at = np.zeros(rows * SIZE)
+        signs = 2.0 * torch.randint(2, (rows, SIZE), generator=generator).numpy() - 1.0
+        for (start, stop), size in zip(pairwise(self._bounds), sizes, strict=True):
+            signs.reshape(-1)[start:stop] *= math.sqrt(size / max(stop - start, 1))
+        self._signs = signs
 
     def write(self, out: Numbers) -> None:
         """This worker's row of a table of zeros."""
         out.fill(0.0)
-        if self.weight:
-            row = out.reshape(self._size, SIZE + 1)[self._rank]
-            row[0] = self.weight
-            row[1:] = self._sketch.of(self._looked_at(), self._offsets).cpu().numpy() / self.scale
-
-    def _looked_at(self) -> list[Tensor]:
-        return [
-            tensor if places is None else tensor[places] * math.sqrt(tensor.numel() / places.numel())
-            for tensor, places in zip(self._tensors, self._places, strict=True)
-        ]
+        if not self.weight:
+            return
+        for tensor, places, (start, stop) in zip(self._tensors, self._places, pairwise(self._bounds), strict=True):
+            sample = tensor if places is None else tensor.index_select(0, places)
+            self._looked_at[start:stop] = sample.cpu().float() if sample.dtype == torch.bfloat16 else sample.cpu()
+        row = out.reshape(self._size, SIZE + 1)[self._rank]
+        row[0] = self.weight
+        row[1:] = np.einsum("ij,ij->j", self._looked_at.reshape(-1, SIZE), self._signs) / self.scale
 
     def read(self, summed: Numbers) -> None:
         """Take the table."""

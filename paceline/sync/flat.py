@@ -15,7 +15,9 @@ from paceline.roles import Codec
 from paceline.sync.coded import CodedSum
 from paceline.sync.notes import Numbers
 
-__all__ = ["FlatSum", "Rider"]
+__all__ = ["FlatSum", "Rider", "large"]
+
+MANY = 1 << 14  # numbers in a tensor from which a pass over it costs more than a call
 
 
 class Rider(Protocol):
@@ -39,7 +41,7 @@ class FlatSum:
     is none, or a codec changes the numbers on the way, they get a small collective of their own.
     """
 
-    def __init__(self, group: Group, codec: Codec) -> None:
+    def __init__(self, group: Group, codec: Codec = Identity()) -> None:  # noqa: B008 (it is immutable)
         self._group, self._codec = group, codec
         self.coded = not isinstance(codec, Identity)
         """Whether a codec changes the numbers on the way."""
@@ -102,6 +104,10 @@ class FlatSum:
             elif source is not view:  # a gradient that was zeroed in place is one
                 targets.append(view)
                 given.append(source)
+        if scale != 1.0 and len(targets) == len(self.views) and large(targets):
+            for target, source in zip(targets, given, strict=True):  # one pass over the data instead of two
+                torch.mul(source.detach(), scale, out=target)
+            return
         if targets:
             torch._foreach_copy_(targets, given)
         if scale != 1.0:
@@ -174,6 +180,11 @@ class FlatSum:
     def _sum(self, tensor: Tensor, what: str) -> None:
         self._group.all_reduce(tensor, what)
         self.bytes_sent += self._group.bytes_to_sum(tensor)
+
+
+def large(tensors: Sequence[Tensor]) -> bool:
+    """Whether a pass over tensors such as these costs more than a call for each of them."""
+    return sum(tensor.numel() for tensor in tensors) >= MANY * len(tensors)
 
 
 class _Flat:

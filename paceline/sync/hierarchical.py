@@ -15,7 +15,9 @@ from paceline.codec import Identity
 from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.group import Part
+from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress
+from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.average import WeightedAverage, assign
 from paceline.sync.every import Every, as_every, timed
@@ -65,6 +67,15 @@ class Hierarchical(LocalSGD):
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"({self.inside!r}, ", 1)
+
+    def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
+        """Begin to serve a run."""
+        if probe.active:
+            raise SettingError(
+                "Hierarchical does not compare gradients: workers of a site meet without the others; use LocalSGD or "
+                "AllReduce with roles that ask for gradient statistics"
+            )
+        super().attach(fleet, replica, probe)
 
     def _make_merge(self, fleet: Fleet) -> Merge:
         """That of this worker's site, and what is needed between sites."""
@@ -147,7 +158,7 @@ class Hierarchical(LocalSGD):
         # In the site "stop" says who has left: who only asks all to stop goes on until the sites meet.
         note = msgspec.structs.replace(note, final=float(final), stop=float(left))
         since = time.perf_counter()
-        met = self.merge.run(note, self._scale, f"the models of the site after step {step}")
+        met = self.merge.run(note, None, self._scale, f"the models of the site after step {step}")
         self._inside_seconds += time.perf_counter() - since
         self.bytes_sent += self.merge.bytes_sent
         self._inside.clear()

@@ -17,12 +17,13 @@ from paceline.group import Group, Part
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress, combine
 from paceline.replica import Replica
-from paceline.roles import Codec
+from paceline.roles import Codec, Need
 from paceline.sync.average import assign
 from paceline.sync.every import Every, as_every, seconds_of, timed
 from paceline.sync.merge import Merge
 from paceline.sync.optimizer_state import Average, Keep, OptimizerState
 from paceline.sync.outer import MakeOptimizer, Outer
+from paceline.sync.statistics import Measuring, RoundStatistics
 from paceline.sync.tally import Tally
 
 __all__ = ["LocalSGD"]
@@ -43,6 +44,8 @@ class LocalSGD:
         codec: how the average looks on the wire; with one that loses something, changes of models travel.
         overlap: steps of the next round that are done while the average is under way; it is then applied as a
             correction.
+        measuring: in which step of a round gradients are compared, where a role asks for statistics: they travel with
+            the average as sketches.
     """
 
     waits_for_leavers = True
@@ -55,12 +58,13 @@ class LocalSGD:
         outer: MakeOptimizer | None = None,
         codec: Codec | None = None,
         overlap: int = 0,
+        measuring: Measuring = Measuring.FIRST,
     ) -> None:
         self.every = as_every(every)
         self.optimizer_state = optimizer_state
         self.outer = None if outer is None else Outer(outer)
         self.codec: Codec = codec or Identity()
-        self.overlap = overlap
+        self.overlap, self.measuring = overlap, measuring
         self._refuse_what_does_not_fit()
         self.bytes_sent = 0
         self._fleet: Fleet | None = None
@@ -75,6 +79,7 @@ class LocalSGD:
         told += [] if self.outer is None else [f"outer={self.outer!r}"]
         told += [] if isinstance(self.codec, Identity) else [f"codec={self.codec!r}"]
         told += [f"overlap={self.overlap}"] if self.overlap else []
+        told += [f"measuring={self.measuring}"] if self.measuring is not Measuring.FIRST else []
         return f"{type(self).__name__}({', '.join(told)})"
 
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
@@ -87,11 +92,12 @@ class LocalSGD:
                 f"DistributedDataParallel averages gradients in every step, which {name} is there to avoid; give Run "
                 "the bare module"
             )
-        if probe.active:
+        if probe.needs - {Need.VARIANCE, Need.OWN}:
             raise SettingError(
-                f"the probe compares the gradients of all workers in every step, which {name} does not exchange; use "
-                "AllReduce with roles that ask for gradient statistics"
+                f"{name} exchanges no gradients, only sketches of them, from which the norm test can be made but no "
+                "test of directions or coordinates; use batch.NormTest, or AllReduce"
             )
+        self._statistics = RoundStatistics(probe, self.measuring)
         self._fleet, self._replica = fleet, replica
         if self.outer is not None:
             self.outer.forget()
@@ -133,7 +139,8 @@ class LocalSGD:
 
     def before_step(self, plan: Plan, note: Note) -> None:
         """The gradients are this worker's own. Without examples there are none, so that the optimizer does nothing."""
-        self._pending = plan, note  # it counts when the step is over: who leaves before that has not done it
+        # It counts when the step is over: who leaves before that has not done it.
+        self._pending = plan, self._statistics.look(note)
         parameters = self._replica.parameters
         if not note.weight:
             if note.examples:
@@ -150,6 +157,12 @@ class LocalSGD:
     def flat_gradients(self) -> Sequence[Tensor] | None:
         """They are in ``.grad`` alone."""
         return None
+
+    def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
+        """In one step of every round, whatever is due: all workers meet at its end."""
+        after = Progress(progress.step + 1, progress.epoch, progress.examples + plan.batch)
+        begin = Progress(progress.step - self._tally.steps, progress.epoch, progress.examples - self._tally.examples)
+        return self._statistics.wants(self._tally.steps, self.every.ends(begin, after))
 
     def apart(self, progress: Progress) -> bool:
         """Where rounds are measured by the clock; decided when one begins."""
@@ -203,6 +216,7 @@ class LocalSGD:
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: a round begins with them."""
         self._tally.clear()
+        self._statistics.give()
         self._weight = 0.0
         self.merge.restart()
         self.merge.forget()
@@ -235,6 +249,7 @@ class LocalSGD:
             "model": module.state_dict() if differs else None,
             "extra": [p.detach() for _, p in self._replica.extra] if differs else None,
             "merge": self.merge.state_dict(),
+            "statistics": self._statistics.state_dict(),
             "optimizer": self._replica.optimizer.state_dict(),
         }
 
@@ -246,6 +261,7 @@ class LocalSGD:
             self._replica.module.load_state_dict(state["model"])
             assign([p for _, p in self._replica.extra], state["extra"])
         self.merge.load_state_dict(state["merge"])
+        self._statistics.load_state_dict(state["statistics"])
         self._replica.optimizer.load_state_dict(state["optimizer"])
 
     def _make_merge(self, fleet: Fleet) -> Merge:
@@ -253,7 +269,8 @@ class LocalSGD:
         if self.overlap and fleet.size > 1:  # what the training thread exchanges meanwhile must not come in between
             self._parts = [Part(fleet, list(range(fleet.size)))]
             group = self._parts[0]
-        return Merge(fleet, group, self._replica, self.codec, self.optimizer_state, self.outer)
+        image_size = self._statistics.image_size
+        return Merge(fleet, group, self._replica, self.codec, self.optimizer_state, self.outer, image_size)
 
     def _refuse_what_does_not_fit(self) -> None:
         name = type(self).__name__
@@ -263,6 +280,11 @@ class LocalSGD:
             raise SettingError(
                 f"{name} cannot overlap rounds that are measured by the clock: the examples of the next one are dealt "
                 "when it is known what was used in the last; use rounds of steps or examples, or overlap=0"
+            )
+        if self.measuring is Measuring.LAST and timed(self.every):
+            raise SettingError(
+                f"{name} cannot know which step of a round that is measured by the clock is its last; use "
+                "measuring=Measuring.FIRST"
             )
         if isinstance(self.optimizer_state, Average) and (self.overlap or not isinstance(self.codec, Identity)):
             raise SettingError(
@@ -282,14 +304,14 @@ class LocalSGD:
 
     def _end_round(self, note: Note, step: int) -> Meeting:
         self.fleet.doing(step, "averaging models")
-        meeting = self.merge.run(note, self._scale, f"the models after step {step}")
+        meeting = self.merge.run(note, self._statistics.give(), self._scale, f"the models after step {step}")
         self.bytes_sent = self.merge.bytes_sent
         self._weight = 0.0
         self._tally.clear()
         return meeting
 
     def _set_off(self, note: Note, step: int) -> None:
-        self.merge.begin(note, self._scale, f"the models after step {step}")
+        self.merge.begin(note, self._statistics.give(), self._scale, f"the models after step {step}")
         self._tally.clear()
 
     def _land(self) -> Meeting:
@@ -314,4 +336,4 @@ def _both(first: Meeting | None, second: Meeting) -> Meeting:
     if first is None:
         return second
     notes = tuple(combine(one, other) for one, other in zip(first.notes, second.notes, strict=True))
-    return Meeting(notes, second.drift, background=second.background)
+    return Meeting(notes, second.drift, second.background, second.stats or first.stats)

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.codec import Identity
 from paceline.fleet import Fleet
 from paceline.group import Group
-from paceline.records import Meeting, Note
+from paceline.records import GradientStats, Meeting, Note
 from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.average import Mean, WeightedAverage, assign
@@ -24,6 +25,7 @@ from paceline.sync.flat import Rider
 from paceline.sync.notes import NotesTable
 from paceline.sync.optimizer_state import Average, OptimizerState, Slot
 from paceline.sync.outer import Outer
+from paceline.sync.statistics import GradientSum, Measured
 
 __all__ = ["Merge"]
 
@@ -39,12 +41,14 @@ class Merge:
         codec: Codec,
         optimizer_state: OptimizerState,
         outer: Outer | None,
+        image_size: int = 0,
     ) -> None:
         self._fleet, self._group, self._replica = fleet, group, replica
         self._optimizer_state, self._outer = optimizer_state, outer
         self._average = WeightedAverage(group, codec)
         self._plain = WeightedAverage(fleet, Identity())
         self._notes = NotesTable(group.rank, group.size)
+        self._gradients = GradientSum(image_size) if image_size else None
         self.buffers = BufferAverage(replica)
         self.buffers.whole = lambda: self._average.whole
         self.flight: Flight | None = None
@@ -66,16 +70,17 @@ class Merge:
         """A codec has nothing to make up for."""
         self._average.forget()
 
-    def run(self, note: Note, scale: float, what: str) -> Meeting:
-        """Average now; all workers have the same afterwards."""
+    def run(self, note: Note, measured: Measured | None, scale: float, what: str) -> Meeting:
+        """Average now; all workers have the same afterwards. What each has ``measured`` is put together, too."""
         optimizer, parameters = self._replica.optimizer, self._replica.parameters
         self._complete_state()
         tensors = [*parameters, *self._optimizer_state.averaged(optimizer)]
         if self._group.size == 1:
             mean, self._notes.all, drift = Mean(parameters, 1.0), (note,), None
+            self._measure_alone(measured)
         else:
-            self._notes.own, self.buffers.share = note, note.weight / scale
-            riders: list[Rider] = [self.buffers, self._notes]
+            self.buffers.share = note.weight / scale
+            riders = [self.buffers, *self._tell(note, measured)]
             self._average.prepare(tensors, len(parameters), riders)
             mean = self._average.of(tensors, note.weight, scale, riders, what)
             self.buffers.finish(self._group, f"the buffers: {what}")
@@ -87,7 +92,25 @@ class Merge:
             mean.write(parameters)
         self._average.begin(parameters)
         self._optimizer_state.after(optimizer)
-        return Meeting(self._notes.all, drift)
+        return Meeting(self._notes.all, drift, stats=self._stats())
+
+    def _tell(self, note: Note, measured: Measured | None) -> list[Rider]:
+        """What this worker tells the others."""
+        self._notes.own = note
+        if self._gradients is None:
+            return [self._notes]
+        self._gradients.own = measured
+        return [self._notes, self._gradients]
+
+    def _measure_alone(self, measured: Measured | None) -> None:
+        if self._gradients is not None:
+            self._gradients.own = measured
+            numbers = np.empty(self._gradients.numel)
+            self._gradients.write(numbers)
+            self._gradients.read(numbers)
+
+    def _stats(self) -> GradientStats | None:
+        return None if self._gradients is None else self._gradients.stats(self._notes.all)
 
     def _complete_state(self) -> None:
         """Before the first average: a worker that has had no examples has no optimizer state yet, others may have."""
@@ -98,17 +121,16 @@ class Merge:
         layouts = [msgspec.json.decode(blob, type=list[Slot]) for blob in found]
         self._optimizer_state.complete(self._replica.optimizer, layouts)
 
-    def begin(self, note: Note, scale: float, what: str) -> None:
+    def begin(self, note: Note, measured: Measured | None, scale: float, what: str) -> None:
         """Let an average of the present parameters set off, and go on meanwhile. Buffers do not travel with it."""
-        self._notes.own = note
-        riders: list[Rider] = [self._notes]
+        riders = self._tell(note, measured)
         targets = [parameter.detach() for parameter in self._replica.parameters]
         own = [target.clone() for target in targets]
         self._average.prepare(own, len(own), riders)
 
         def fly() -> tuple[Sequence[Tensor], Meeting]:
             mean = self._average.of(own, note.weight, scale, riders, what).tensors()
-            return mean, Meeting(self._notes.all, self._average.drift, background=True)
+            return mean, Meeting(self._notes.all, self._average.drift, background=True, stats=self._stats())
 
         self.flight = Flight(targets, own, fly)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import msgspec
 
-from paceline.records import Note, Plan, Progress, combine
+from paceline.records import Note, Plan, Progress, combine_all
 
 __all__ = ["Tally"]
 
@@ -33,7 +32,7 @@ class Tally:
     @property
     def note(self) -> Note | None:
         """One for all steps so far; None if there was none."""
-        return reduce(combine, self._notes) if self._notes else None
+        return combine_all(self._notes) if self._notes else None
 
     @property
     def whole(self) -> Note:

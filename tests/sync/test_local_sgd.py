@@ -50,11 +50,6 @@ def test_a_role_serves_one_run() -> None:
         pass
 
 
-def test_the_probe_is_refused() -> None:
-    with pytest.raises(pl.SettingError, match="which LocalSGD does not exchange"):
-        make(sync.LocalSGD(2), probe=pl.Probe(always=True))
-
-
 def wrapped() -> None:
     torch.distributed.init_process_group("gloo")
     model = DistributedDataParallel(mlp())

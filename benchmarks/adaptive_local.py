@@ -1,0 +1,32 @@
+"""What does an adaptive local batch save under Local SGD, in rounds and bytes to an accuracy?
+
+Fixed small and large local batches, the norm test with a sketch that rides with the average of the models, and the same
+with the whole gradient in its place, as the published method sends it. Equal numbers of examples: see training.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+import paceline as pl
+from benchmarks.training import Roles, compare, momentum
+
+EVERY = 8
+SMALL, LARGE, ETA = 64, 1024, 0.7
+METHODS = ["small", "large", "adaptive", "adaptive, whole gradient"]
+
+
+def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
+    """Local SGD with momentum."""
+    optimizer, local = momentum(options, model), pl.sync.LocalSGD(EVERY)
+    if not method.startswith("adaptive"):
+        return Roles(optimizer, SMALL if method == "small" else LARGE, local)
+    policy = pl.batch.NormTest(start=SMALL, limit=4 * LARGE, eta=ETA)
+    probe = pl.Probe(exact=method.endswith("whole gradient"))
+    return Roles(optimizer, policy, local, pl.lr.AdaScale(base=SMALL), probe=probe)
+
+
+if __name__ == "__main__":
+    compare("adaptive-local", __doc__, make, METHODS, target=0.9, lr=0.02, epochs=8)

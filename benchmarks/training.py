@@ -1,0 +1,190 @@
+"""What the benchmarks of accuracy share: one training by workers of this machine, and the same with methods and seeds.
+
+Equal numbers of examples for all, learning rate with a warm-up and a cosine in examples. The accuracy is that of the
+consensus on the test set at the end. Needs ``PACELINE_DATA`` for tasks whose data does not come with a package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset
+
+import paceline as pl
+from benchmarks import bench
+from paceline import tasks
+from paceline.roles import Batch, LearningRate, Sync
+
+__all__ = ["Roles", "compare", "momentum"]
+
+WARM_UP = 0.05  # of all examples
+
+
+class Roles(NamedTuple):
+    """What a method consists of."""
+
+    optimizer: torch.optim.Optimizer
+    batch: int | Batch
+    sync: Sync | None = None
+    lr: LearningRate = pl.lr.Constant()
+    micro: int | None = None
+    probe: pl.Probe | None = None
+
+
+Make = Callable[[str, dict[str, Any], nn.Module], Roles]
+"""``make(method, options, model)``; a function of a module, so that worker processes find it."""
+
+
+def momentum(options: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    """SGD with momentum."""
+    return torch.optim.SGD(model.parameters(), lr=options["lr"], momentum=0.9, weight_decay=options["decay"])
+
+
+def factor(done: float) -> float:
+    """What the learning rate is multiplied by when this part of the examples has been used."""
+    return min(1.0, done / WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str) -> None:
+    """One training; rank 0 writes what came of it."""
+    task = tasks.load(options["task"])
+    model = task.model(options["model"], seed=seed)
+    roles = make(method, options, model)
+    dataset: Dataset[Any] = task.train
+    if options["limit"]:
+        dataset = Subset(dataset, range(options["limit"]))
+    total = options["epochs"] * (options["limit"] or len(task.train))
+    looks = Looks(options)
+    sent = rounds = 0
+    began = time.perf_counter()
+    with pl.Run(
+        model,
+        roles.optimizer,
+        dataset,
+        batch=roles.batch,
+        sync=roles.sync,
+        lr=roles.lr,
+        micro=roles.micro,
+        probe=roles.probe,
+        seed=seed,
+    ) as run:
+        schedule = torch.optim.lr_scheduler.LambdaLR(roles.optimizer, lambda _: factor(run.progress.examples / total))
+        for step in run.steps(epochs=options["epochs"]):
+            roles.optimizer.zero_grad()
+            for batch in step:
+                step.backward(task.loss(model, batch))
+            roles.optimizer.step()
+            schedule.step()
+            if step.round is not None:
+                rounds += 1
+                sent += run.sync.bytes_sent
+                if looks.due(run.progress.examples):
+                    with run.consensus():
+                        reached = run.fleet.rank == 0 and looks.see(task.evaluate(model)["accuracy"])
+                    if reached:
+                        looks.found = {"rounds": rounds, "bytes": sent, "examples": run.progress.examples}
+        seconds = time.perf_counter() - began
+        with run.consensus():
+            if run.fleet.rank == 0:
+                last = run.batch.size(run.progress)
+                totals = {"steps": run.progress.step, "rounds": rounds, "bytes_sent": sent, "last_batch": last}
+                found = {**task.evaluate(model), "seconds": seconds, **totals, "to_target": looks.found}
+                Path(file).write_text(json.dumps(found))
+
+
+class Looks:
+    """Looks at the accuracy now and then, until it has reached the target."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._target, self._every = options["target"], options["look"]
+        self._next = self._every
+        self.found: dict[str, int] | None = None
+        """Where it was reached."""
+
+    def due(self, examples: int) -> bool:
+        """Whether it is time: the same on all workers, so that they look together, also when one has found it."""
+        if not self._target or examples < self._next:
+            return False
+        self._next = examples + self._every
+        return True
+
+    def see(self, accuracy: float) -> bool:
+        """Whether this is the first look that reaches the target."""
+        return self.found is None and accuracy >= self._target
+
+
+def compare(
+    question: str,
+    about: str | None,
+    make: Make,
+    methods: Sequence[str],
+    usual: Sequence[str] | None = None,
+    **defaults: Any,
+) -> None:
+    """Train with all methods and seeds, and show what came of it beside the first method."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    settings: dict[str, Any] = {
+        "task": "fashion-mnist",
+        "model": None,
+        "epochs": 5,
+        "workers": 4,
+        "batch": 128,
+        "lr": 0.05,
+        "decay": 0.0,
+        "seeds": 3,
+        "limit": 0,
+        "target": 0.0,
+        "look": 20_000,
+        **defaults,
+    }
+    told = {
+        "model": "the task's first by default",
+        "batch": "of all workers together",
+        "limit": "training examples to use; 0: all",
+        "target": "accuracy whose cost is told; 0: none",
+        "look": "examples between two looks at the accuracy",
+    }
+    for name, value in settings.items():
+        kind = str if value is None else type(value)
+        parser.add_argument(f"--{name}", type=kind, default=value, help=told.get(name))
+    parser.add_argument("--method", action="append", choices=list(methods), dest="methods")
+    options = vars(parser.parse_args())
+    chosen = options["methods"] or list(usual or methods)
+    found: dict[str, list[dict[str, Any]]] = {method: [] for method in chosen}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(options["seeds"]):
+            for method in chosen:
+                file = Path(folder) / "found.json"
+                bench.launch(options["workers"], train, make, method, options, seed, str(file))
+                found[method].append(json.loads(file.read_text()))
+                print(f"seed {seed}, {method}: {found[method][-1]}", flush=True)
+    for method in chosen:
+        print(_line(method, found[method], chosen[0], found[chosen[0]]))
+    bench.report(f"{question}-{options['task']}", {"options": options, "methods": found})
+
+
+def _line(method: str, found: list[dict[str, Any]], first: str, base: list[dict[str, Any]]) -> str:
+    accuracies = [100 * one["accuracy"] for one in found]
+    differences = [mine - 100 * other["accuracy"] for mine, other in zip(accuracies, base, strict=True)]
+    spread = f"{min(accuracies):.2f} … {max(accuracies):.2f}"
+    away = f"{min(differences):+.2f} … {max(differences):+.2f}"
+    steps = statistics.mean(one["steps"] for one in found)
+    line = (
+        f"{method:26s} {statistics.mean(accuracies):.2f} % ({spread}), against {first} "
+        f"{statistics.mean(differences):+.2f} points ({away}), {steps:.0f} steps"
+    )
+    reached = [one["to_target"] for one in found if one["to_target"]]
+    if reached:
+        line += f"; target in {len(reached)} of {len(found)}"
+        line += "".join(f", {statistics.mean(each[key] for each in reached):.4g} {key}" for key in reached[0])
+    return line

@@ -1,0 +1,160 @@
+"""What all batches that follow a statistical test have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from paceline.batch.criteria import next_size
+from paceline.batch.fixed import check_size
+from paceline.errors import SettingError
+from paceline.probe.moving import Moments
+from paceline.records import Progress, Round
+from paceline.roles import Need
+
+__all__ = ["Adaptive", "check_fraction"]
+
+
+@dataclass(kw_only=True)
+class Adaptive(ABC):
+    """A batch that grows when a test says that noise, not direction, is what the gradient consists of.
+
+    Args:
+        start: the first batch, all workers together.
+        limit: the largest.
+        every: steps from one test to the next; statistics are measured in these steps only, unless another role asks
+            for more. Under Local SGD there is one at the end of every round that brings the steps to so many.
+        growth: the largest factor of one test.
+        shrink: the batch shrinks if a test asks for less than this part of it; None for never, as in the papers.
+        multiple: sizes are rounded up to a multiple of it: of workers times micro-batch, say.
+        smoothing: of the moving averages of the statistics, for each measurement; 0 for those of the step alone.
+        debiased: compare with the squared norm of the true gradient instead of that of the mean gradient, which is
+            longer by the noise in it.
+        population: the examples that there are, if the batch may become a good part of them: a mean over all is exact.
+    """
+
+    start: int
+    limit: int
+    every: int = 1
+    growth: float = 2.0
+    shrink: float | None = None
+    multiple: int = 1
+    smoothing: float = 0.9
+    debiased: bool = False
+    population: int | None = None
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.VARIANCE})
+
+    _size: int = field(init=False, repr=False, compare=False)
+    _since: int = field(init=False, repr=False, compare=False)
+    _moments: Moments = field(init=False, repr=False, compare=False)
+    _last_sqnorm: float = field(init=False, repr=False, compare=False)
+    _example_weight: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._check()
+        self._size, self._since = self.start, 0
+        self._moments = Moments()
+        self._last_sqnorm, self._example_weight = math.nan, 1.0
+
+    @abstractmethod
+    def asks_for(self) -> float:
+        """The batch that passes the test, by what is known now; in units of weight."""
+
+    def size(self, progress: Progress) -> int:
+        """The present one."""
+        return self._size
+
+    def due(self, progress: Progress) -> bool:
+        """Whether the step that follows ends with a test."""
+        return self._since + 1 >= self.every
+
+    def observe(self, round: Round) -> None:
+        """Learn from a round, and test if it is time."""
+        self._since += round.steps
+        if not self._learn(round) or self._since < self.every:
+            return
+        self._since = 0
+        self._size = next_size(
+            self._size,
+            self.asks_for() / self._example_weight,
+            smallest=min(self.start, self._size),
+            limit=self.limit,
+            growth=self.growth,
+            shrink=self.shrink,
+            multiple=self.multiple,
+        )
+
+    @property
+    def noise_scale(self) -> float:
+        """The gradient noise scale by the moving averages: variance over the squared norm of the true gradient."""
+        if not self._moments.known:
+            return math.nan
+        signal = self._moments.signal
+        return self._moments.variance / signal if signal else math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "size": self._size,
+            "since": self._since,
+            "moments": self._moments.state_dict(),
+            "last_sqnorm": self._last_sqnorm,
+            "example_weight": self._example_weight,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take that back."""
+        self._size, self._since = state["size"], state["since"]
+        self._moments.load_state_dict(state["moments"])
+        self._last_sqnorm, self._example_weight = state["last_sqnorm"], state["example_weight"]
+
+    def _learn(self, round: Round) -> bool:
+        """Whether there was something to be learnt."""
+        if round.stats is None or not self._moments.add(round.stats, self.smoothing):
+            return False
+        self._last_sqnorm = round.stats.mean_sqnorm
+        self._example_weight = round.weight / sum(note.examples for note in round.notes)
+        return True
+
+    def _sqnorm(self) -> float:
+        """What noise is compared with."""
+        if self.debiased:
+            return self._moments.signal
+        if self.smoothing == 0.0:
+            return self._last_sqnorm  # as published: of the step alone, however small it is by chance
+        return self._moments.mean_sqnorm(self._size * self._example_weight)
+
+    def _check(self) -> None:
+        name = type(self).__name__
+        check_size(self.start)
+        check_size(self.limit)
+        if self.limit < self.start:
+            raise SettingError(f"{name}: limit ({self.limit}) is below start ({self.start}); it must be at least that")
+        for what, value in (("every", self.every), ("multiple", self.multiple)):
+            if not isinstance(value, int) or value < 1:
+                raise SettingError(f"{name}: {what} ({value!r}) must be a whole number of at least 1")
+        if self.multiple > self.limit:
+            raise SettingError(f"{name}: no multiple of {self.multiple} is within the limit ({self.limit}); raise it")
+        if not self.growth > 1:
+            raise SettingError(f"{name}: growth ({self.growth}) must be above 1, or the batch could never change")
+        if self.shrink is not None and not 0 < self.shrink < 1:
+            raise SettingError(f"{name}: shrink ({self.shrink}) must be between 0 and 1, or None for never")
+        if not 0 <= self.smoothing < 1:
+            raise SettingError(f"{name}: smoothing ({self.smoothing}) must be at least 0 and below 1")
+        if self.population is not None and self.population < max(2, self.limit):
+            raise SettingError(
+                f"{name}: population ({self.population}) is below the limit ({self.limit}); it is the number of all "
+                "examples"
+            )
+
+
+def check_fraction(owner: object, name: str, value: float) -> None:
+    """Refuse a bound of relative noise that no gradient can miss, or none can meet."""
+    if not 0 < value < 1:
+        raise SettingError(
+            f"{type(owner).__name__}: {name} ({value}) must be between 0 and 1: it is the noise of a gradient that is "
+            "allowed, over its length"
+        )

@@ -1,0 +1,50 @@
+"""What all workers together know about the gradient of a step, once it was averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from paceline.group import Group
+from paceline.probe import Probe
+from paceline.probe.coordinates import coordinate_variances
+from paceline.probe.stats import gradient_stats, variance_along
+from paceline.records import Coordinates, GradientStats, Note
+from paceline.roles import Need
+from paceline.sync.flat import FlatSum
+
+__all__ = ["Measure"]
+
+
+class Measure:
+    """Puts the workers' measurements together: norms come with the notes, the rest in exchanges of its own."""
+
+    def __init__(self, group: Group, probe: Probe) -> None:
+        self._group, self._probe = group, probe
+
+    def stats(self, notes: Sequence[Note], mean_sqnorm: float, scale: float, step: int) -> GradientStats:
+        """The statistics; ``.grad`` holds ``scale`` times the mean over all workers, whose squared norm is given."""
+        stats = gradient_stats(notes, mean_sqnorm)
+        if Need.DIRECTION not in self._probe.needs:
+            return stats
+        sums = torch.tensor(self._probe.towards_mean(scale), dtype=torch.float64, device=self._group.device)
+        self._group.all_reduce(sums, f"the directions of the gradients of step {step}")
+        products, squares = sums.tolist()
+        return msgspec.structs.replace(stats, along=variance_along(stats, products, squares, self._probe.blur))
+
+    def coordinates(self, stats: GradientStats, scale: float, step: int) -> Coordinates | None:
+        """The variances of all coordinates, if somebody asks for them and there are two units."""
+        if Need.COORDINATES not in self._probe.needs or stats.units < 2:
+            return None
+        squares, means = self._probe.squares(), self._probe.mean(scale)
+        total = FlatSum(self._group)
+        total.lay_out(squares, 0)
+        total.pack(squares, 1.0)
+        total.run([], f"the squared gradients of step {step}")
+        variances = [
+            coordinate_variances(square, mean.to(square.dtype), stats.units, stats.weight)
+            for square, mean in zip(total.views, means, strict=True)
+        ]
+        return Coordinates(variances, means)
