@@ -102,7 +102,7 @@ class Team:
             environment = {**os.environ, **{name: str(value) for name, value in variables.items()}, "RANK": str(rank)}
             with (folder / f"output-{rank}.txt").open("w") as output:
                 worker = subprocess.Popen(
-                    [*command, str(writing)],
+                    [*command, str(writing), *contestant.arguments],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -207,16 +207,22 @@ def table(answers: dict[str, list[list[dict[str, Any]]]]) -> dict[str, dict[str,
     return rows
 
 
+def assemble(roster: Sequence[Contestant], settings: Settings, work: Path, stack: ExitStack) -> dict[str, Team]:
+    """A team for each contestant, ready for orders; what still runs ends with the stack."""
+    teams = {}
+    for one in roster:
+        teams[one.name] = Team(one, settings, work / one.name)
+        stack.callback(teams[one.name].kill)
+    for team in teams.values():
+        team.answers()
+    return teams
+
+
 def measure(workload: Workload, roster: Sequence[Contestant]) -> dict[str, dict[str, dict[str, Any]]]:
     """The tables of a workload: cost, and train if it has such rounds."""
     with tempfile.TemporaryDirectory(prefix="sync-cost-") as work, ExitStack() as stack:
         settings = prepare(workload, Path(work))
-        teams = {}
-        for one in roster:
-            teams[one.name] = Team(one, settings, Path(work) / one.name)
-            stack.callback(teams[one.name].kill)
-        for team in teams.values():
-            team.answers()
+        teams = assemble(roster, settings, Path(work), stack)
         # Training comes last: as soon as weights differ by rounding it takes them apart.
         wanted = {"cost": workload.cost_rounds, "train": workload.train_rounds}
         found = {order: table(take_turns(teams, order, rounds)) for order, rounds in wanted.items() if rounds}

@@ -42,7 +42,6 @@ class Fleet(Group):
         self.rank, self.size, self.deadline = rank, size, deadline
         self._watch = watch
         self._gathers = 0
-        self._leaves = 0
         self._closed = False
         self._line = _line_to_harness()
         # A collective needs tensors where its backend works: gloo's on the CPU, NCCL's on this worker's GPU (the
@@ -194,9 +193,8 @@ class Fleet(Group):
 
         Workers count how often they left: who has left as often as another was in the same place, and knows.
         """
-        self._leaves += 1
-        if self._watch and self._watch.trouble is None and not self._closed:
-            self._watch.set(f"left/{self.rank}", f"{self._leaves} {why} (step {self._watch.step})".encode())
+        if self._watch:
+            self._watch.leave(f"{why} (step {self._watch.step})", tell=self._watch.trouble is None and not self._closed)
 
     def close(self) -> None:
         """Leave the fleet in order: wait, within limits, until all others are done, too."""
@@ -246,10 +244,8 @@ class Fleet(Group):
 
     def _blame_who_left(self) -> None:
         assert self._watch is not None
-        found = self._watch.get([f"left/{rank}" for rank in range(self.size)])
-        for rank in range(self.size):
-            leaves, _, why = found.get(f"left/{rank}", b"0").decode().partition(" ")
-            if self._watch.trouble is None and int(leaves) > self._leaves:
+        for rank, why in self._watch.leavers().items():
+            if self._watch.trouble is None:
                 self._watch.post((rank,), why)
 
     def _describe(self, ranks: tuple[int, ...], happened: str, cause: str) -> str:

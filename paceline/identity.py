@@ -26,6 +26,7 @@ def identity(run: Run) -> dict[str, str]:
     groups = [{key: value for key, value in group.items() if key != "params"} for group in run.optimizer.param_groups]
     length = {} if run.local_data else {"dataset length": run.length}
     settings = {**length, **run.roles(), "seed": run.seed, "micro": run.micro, "local_data": run.local_data}
+    settings["probe"] = run.probe
     return {
         "model": run.replica.shape(),
         "optimizer": f"{type(run.optimizer).__name__} {groups}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from paceline.identity import identity, versions
 from paceline.journal import Journal
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Ended, Plan, Progress, Round, Started
-from paceline.roles import Asker, Due, Observer
+from paceline.roles import Asker, Counter, Due, Need, Observer
 from paceline.signals import Signals
 from paceline.step import Machinery, Phase, Step, compare_plans, round_of
 
@@ -51,6 +51,7 @@ class Loop:
         self._warned = False
         roles = {id(role): role for role in run.roles().values()}.values()  # one object may have two roles
         self._observers = [role for role in roles if isinstance(role, Observer)]
+        self._counter = run.lr if isinstance(run.lr, Counter) else None
         self._askers = [role for role in roles if isinstance(role, Asker) and role.needs]
 
     def equip(self, parts: Machinery, journal: Journal) -> None:
@@ -58,7 +59,7 @@ class Loop:
         self._parts, self._journal = parts, journal
         self.hooks = OptimizerHooks(self._run, self)
 
-    def steps(self, goal: Goal) -> Iterator[Step]:
+    def steps(self, goal: Goal) -> Generator[Step]:
         """Train until the goal is reached."""
         run = self._run
         self._goal = goal
@@ -127,13 +128,16 @@ class Loop:
         decides = run.checkpoint if run.fleet.rank == 0 else None
         return stop, float(decides is not None and decides.due(self.cursor.progress.step + 1, time.monotonic()))
 
-    def looks(self, plan: Plan) -> bool:
-        """Whether the probe looks at a step."""
+    def looks(self, plan: Plan) -> frozenset[Need] | None:
+        """What the probe has to look at in a step; None for nothing."""
         probe, progress = self._parts.probe, self.cursor.progress
         if not probe.active:
-            return False
-        due = probe.always or any(not isinstance(one, Due) or one.due(progress) for one in self._askers)
-        return self._run.sync.measures(progress, plan, due)
+            return None
+        due = [one.needs for one in self._askers if not isinstance(one, Due) or one.due(progress)]
+        if not self._run.sync.measures(progress, plan, probe.always or bool(due)):
+            return None
+        probe.follow(self._run.replica.parameters)
+        return frozenset().union(*due)
 
     def close_step(self, step: Step) -> None:
         """The body of the loop is done: learn from the step, and move on."""
@@ -157,6 +161,8 @@ class Loop:
             self._advance_apart(step, self.hand)
             return
         self.cursor = self._after
+        if self._counter is not None and step.phase is Phase.APPLIED:
+            self._counter.stepped(step.plan.batch, 1)
         step.end(self.cursor.progress, self._goal.reached(self.cursor.progress))
 
     def _advance_apart(self, step: Step, hand: Hand) -> None:
@@ -176,6 +182,8 @@ class Loop:
         if hand is None:
             return round
         self.cursor = collect(hand, [int(note.steps) for note in round.notes], self._run.lengths)
+        if self._counter is not None:  # whoever did most: between meetings workers do not know of each other's steps
+            self._counter.stepped(sum(hand.sizes), round.steps)
         notes, policy = round.notes, self._run.checkpoint
         # Rank 0 has asked for a checkpoint at its own steps, and others may have come further.
         every = policy.every if policy else None

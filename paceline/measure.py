@@ -23,26 +23,31 @@ class Measure:
 
     def __init__(self, group: Group, probe: Probe) -> None:
         self._group, self._probe = group, probe
+        self.bytes_sent = 0
+        """What this worker handed to the network layer for the last step, beside the notes."""
 
     def stats(self, notes: Sequence[Note], mean_sqnorm: float, scale: float, step: int) -> GradientStats:
         """The statistics; ``.grad`` holds ``scale`` times the mean over all workers, whose squared norm is given."""
         stats = gradient_stats(notes, mean_sqnorm)
-        if Need.DIRECTION not in self._probe.needs:
+        self.bytes_sent = 0
+        if Need.DIRECTION not in self._probe.now:
             return stats
         sums = torch.tensor(self._probe.towards_mean(scale), dtype=torch.float64, device=self._group.device)
         self._group.all_reduce(sums, f"the directions of the gradients of step {step}")
+        self.bytes_sent += self._group.bytes_to_sum(sums)
         products, squares = sums.tolist()
         return msgspec.structs.replace(stats, along=variance_along(stats, products, squares, self._probe.blur))
 
     def coordinates(self, stats: GradientStats, scale: float, step: int) -> Coordinates | None:
         """The variances of all coordinates, if somebody asks for them and there are two units."""
-        if Need.COORDINATES not in self._probe.needs or stats.units < 2:
+        if Need.COORDINATES not in self._probe.now or stats.units < 2:
             return None
         squares, means = self._probe.squares(), self._probe.mean(scale)
         total = FlatSum(self._group)
         total.lay_out(squares, 0)
         total.pack(squares, 1.0)
         total.run([], f"the squared gradients of step {step}")
+        self.bytes_sent += total.bytes_sent
         variances = [
             coordinate_variances(square, mean.to(square.dtype), stats.units, stats.weight)
             for square, mean in zip(total.views, means, strict=True)

@@ -153,8 +153,8 @@ class GradientStats(msgspec.Struct, frozen=True):
     """Unbiased estimate of the trace of the covariance of one example's gradient; NaN with fewer than two units."""
     mean_sqnorm: float
     """Squared norm of the averaged gradient."""
-    along: float = math.nan
-    """Of the variance, what is along the averaged gradient; NaN unless a role asks for it."""
+    along: float | None = None
+    """Of the variance, what is along the averaged gradient; None unless a role asks for it."""
 
     @property
     def signal(self) -> float:

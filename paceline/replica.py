@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Container
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,10 @@ class Replica:
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters; a user may freeze and thaw some between steps."""
         return [p for _, p in self._all if p.requires_grad]
+
+    def trained(self, also: Container[int]) -> list[nn.Parameter]:
+        """The trained parameters, and those with these ids, which were trained a while ago."""
+        return [p for _, p in self._all if p.requires_grad or id(p) in also]
 
     @property
     def extra(self) -> list[tuple[str, nn.Parameter]]:

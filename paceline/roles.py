@@ -26,6 +26,7 @@ __all__ = [
     "Balance",
     "Batch",
     "Codec",
+    "Counter",
     "Due",
     "LearningRate",
     "Need",
@@ -74,6 +75,14 @@ class Asker(Protocol):
     """A role that needs measurements of the probe: in every step, unless it has a say in that (:class:`Due`)."""
 
     needs: frozenset[Need]
+
+
+@runtime_checkable
+class Counter(Protocol):
+    """A learning-rate rule that counts what steps are worth."""
+
+    def stepped(self, batch: int, steps: int) -> None:
+        """The optimizer has done so many steps of this batch: on all workers, and the same on all."""
 
 
 @runtime_checkable
@@ -172,7 +181,7 @@ class Sync(Protocol):
         """The gradients after ``before_step`` in as few tensors as possible; None where they are only in ``.grad``."""
 
     def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
-        """Whether the probe has to look at the step that begins here; ``due`` says if some role asks for it."""
+        """Whether the probe has to look at the step that begins here; ``due`` says whether a role asks for it."""
 
     def apart(self, progress: Progress) -> bool:
         """Whether each worker goes at its own pace in the round that begins here, so that numbers of steps differ."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -98,10 +99,11 @@ class Run:
         length = check_dataset(dataset)
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
-        self.batch = as_policy(batch)
+        self.batch, self.probe = as_policy(batch), probe or Probe()
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
         self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
         self._closed = False
+        self._iterator: Callable[[], Generator[Step] | None] = lambda: None
         self.fleet = Fleet.join(deadline)
         try:
             self._replica = Replica(model, optimizer)
@@ -111,8 +113,9 @@ class Run:
             self.lengths = tuple(map(int, gathered)) if local_data else (length,)
             self._loop = Loop(self)
             first = self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now
-            probe = probe or Probe()
-            probe.attach(self._replica.module, self._replica.parameters, self._needs(probe.unit, first))
+            probe, updated = self.probe, {id(p) for group in optimizer.param_groups for p in group["params"]}
+            needs = self._needs(probe.unit, first)
+            probe.attach(self._replica.module, self._replica.parameters, needs, updated)
             self.sync.attach(self.fleet, self._replica, probe)
             # Torch's generators use 32 bits of a seed.
             own_seed = seed + (1_000_003 * self.fleet.rank if local_data else 0)
@@ -120,6 +123,8 @@ class Run:
             feed = Feed(dataset, order, self.fleet.rank, own_seed, self._replica.device, loading)
             self._journal = Journal(record, self.fleet.rank)
         except BaseException as error:
+            self.sync.detach()
+            self.probe.detach()
             self.fleet.fail(error)
             self.fleet.close()
             raise
@@ -154,14 +159,20 @@ class Run:
     def _needs(self, unit: Unit, first: Plan) -> frozenset[Need]:
         """What the roles ask the probe for, of which there must be enough."""
         askers = {name: role for name, role in self.roles().items() if isinstance(role, Asker) and role.needs}
-        alone = first.batch if isinstance(unit, Example) else sum(len(first.pieces(r)) for r in range(self.fleet.size))
-        if askers and alone < 2:
+        needs = frozenset(need for role in askers.values() for need in role.needs)
+        units = [n if isinstance(unit, Example) else len(first.pieces(rank)) for rank, n in enumerate(first.counts)]
+        if Need.OWN in needs and (id(self.balance) != id(self.batch) or min(units) < 2):
+            raise SettingError(
+                f"{self.batch!r} gives every worker a batch of its own, by its own gradients: give it as batch and as "
+                f"balance, and a micro of at most half of each worker's first batch ({list(first.counts)})"
+            )
+        if askers and sum(units) < 2:
             names = " and ".join(f"{name}={role!r}" for name, role in askers.items())
             raise SettingError(
                 f"{names} compares gradients within a step, but a step of {first.batch} examples is one micro-batch of "
                 f"one worker; give micro={first.batch // 2} or less, or start more workers"
             )
-        return frozenset(need for role in askers.values() for need in role.needs)
+        return needs
 
     def steps(
         self, *, epochs: int | None = None, examples: int | None = None, steps: int | None = None
@@ -175,7 +186,9 @@ class Run:
         if self._closed or self._loop.current is not None:
             why = "the run was closed" if self._closed else "another loop over run.steps() has not ended"
             raise LoopError(f"run.steps cannot begin: {why}")
-        return self._loop.steps(goal)
+        loop = self._loop.steps(goal)
+        self._iterator = weakref.ref(loop)
+        return loop
 
     def stop(self) -> None:
         """Let all workers end the loop after the same step: the next one that ends. One worker's call is enough."""
@@ -230,14 +243,18 @@ class Run:
 
     def close(self) -> None:
         """Remove all hooks, end loader processes and records, leave the fleet."""
-        self._loop.settle()
-        self._closed = True
-        self._loop.hooks.remove()
-        self.sync.detach()
-        self._parts.probe.detach()
-        self._parts.feed.close()
-        self._journal.close()
-        self.fleet.close()
+        try:
+            if (loop := self._iterator()) is not None:
+                loop.close()  # it was left, but somebody holds it: a progress bar, say
+            self._loop.settle()
+        finally:
+            self._closed = True
+            self._loop.hooks.remove()
+            self.sync.detach()
+            self._parts.probe.detach()
+            self._parts.feed.close()
+            self._journal.close()
+            self.fleet.close()
 
     def __enter__(self) -> Run:
         return self

@@ -57,7 +57,9 @@ def find(run: Run, path: Path, missing_ok: bool) -> tuple[Path, dict[str, Any]] 
 
 def take(run: Run) -> dict[str, Any]:
     """The state of the run; the random states of all workers are gathered, so all must call this."""
-    random_states = run.fleet.gather(_pack(_random_state()), "the random states of all workers for a checkpoint")
+    # Where workers train apart, each has a loss scale of its own.
+    own = {**_random_state(), "scaler": None if run.scaler is None else run.scaler.state_dict()}
+    random_states = run.fleet.gather(_pack(own), "the random states of all workers for a checkpoint")
     return {
         "workers": run.fleet.size,
         "identity": identity(run),
@@ -98,7 +100,10 @@ def restore(run: Run, tree: Mapping[str, Any]) -> Cursor:
     if len(own) == run.fleet.size and own[run.fleet.rank]:
         run.sync.load_own_state(_unpack(own[run.fleet.rank]))
     if run.fleet.rank < len(tree["random_states"]):  # a worker more than there were keeps the random state that it has
-        _set_random_state(_unpack(tree["random_states"][run.fleet.rank]))
+        state = _unpack(tree["random_states"][run.fleet.rank])
+        _set_random_state(state)
+        if run.scaler is not None and state["scaler"] is not None:
+            run.scaler.load_state_dict(state["scaler"])
     return cursor
 
 

@@ -21,7 +21,7 @@ from paceline.fleet import Fleet
 from paceline.measure import Measure
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress, Round
-from paceline.roles import Sync
+from paceline.roles import Need, Sync
 
 __all__ = ["Machinery", "Phase", "Step"]
 
@@ -49,8 +49,8 @@ class Machinery:
     scaler: torch.amp.GradScaler | None
     wishes: Callable[[], tuple[float, float]]
     """What this worker wants of all: ``(stop, save)`` for its note."""
-    looks: Callable[[Plan], bool]
-    """Whether the probe looks at the step of this plan."""
+    looks: Callable[[Plan], frozenset[Need] | None]
+    """What the probe looks at in the step of this plan; None for nothing."""
     failure: str = ""
     """The name of the error that a step met with."""
 
@@ -220,6 +220,9 @@ class Step:
                 sqnorm = parts.probe.mean_sqnorm(scale, parts.sync.flat_gradients())
                 stats = parts.measure.stats(notes, sqnorm, scale, self.index)
                 coordinates = parts.measure.coordinates(stats, scale, self.index)
+                if parts.measure.bytes_sent:
+                    parts.sync.bytes_sent += parts.measure.bytes_sent
+                    parts.clock.exchanged()
             self.round = Round(plan=plan, notes=notes, stats=stats, coordinates=coordinates)
             self._loss = self.round.loss
         else:

@@ -30,6 +30,10 @@ class Beat(msgspec.Struct, frozen=True):
     step: int
     doing: str
     seconds: float
+    leaves: int = 0
+    """How often it has left a loop that others may have been in."""
+    left: str = ""
+    """How it left the last time."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -56,6 +60,9 @@ class Watch:
         self._wake = threading.Event()
         self._closed = False
         self._count = 0
+        self.leaves = 0
+        """How often this worker has left a loop."""
+        self._left = ""
         self._answered = time.monotonic()
         self._beat()
         self._thread = threading.Thread(target=self._loop, name="paceline-watch", daemon=True)
@@ -74,7 +81,22 @@ class Watch:
         """Start or stop reading the others' heartbeats: done while a wait has become long."""
         if on and not self._attentive:
             self._beats.clear()
+            self._wake.set()
         self._attentive = on
+
+    def leave(self, why: str, tell: bool) -> None:
+        """This worker has left the loop; to ``tell`` the others so, a heartbeat comes at once."""
+        self.leaves += 1
+        self._left = why
+        if tell:
+            self.ask(self._beat, seconds=SILENT)
+
+    def leavers(self) -> dict[int, str]:
+        """The workers that have left loops more often than this one, with how, as far as it was heard.
+
+        Who has left as often was in the same place.
+        """
+        return {rank: beat.left for rank, (beat, _) in list(self._beats.items()) if beat.leaves > self.leaves}
 
     def silent(self) -> dict[int, float]:
         """The workers that have sent no heartbeat for ``SILENT`` seconds, with the seconds."""
@@ -170,7 +192,7 @@ class Watch:
     def _beat(self) -> None:
         step, doing, since = self._doing
         self._count += 1
-        beat = Beat(count=self._count, step=step, doing=doing, seconds=time.monotonic() - since)
+        beat = Beat(self._count, step, doing, time.monotonic() - since, self.leaves, self._left)
         self._store.set(f"beat/{self.rank}", msgspec.json.encode(beat).decode())
 
     def _read_trouble(self) -> None:

@@ -56,7 +56,7 @@ class Adaptive(ABC):
     def __post_init__(self) -> None:
         self._check()
         self._size, self._since = self.start, 0
-        self._moments = Moments()
+        self._moments = Moments(self._population)
         self._last_sqnorm, self._example_weight = math.nan, 1.0
 
     @abstractmethod
@@ -107,17 +107,23 @@ class Adaptive(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._size, self._since = state["size"], state["since"]
+        self._size, self._since = min(state["size"], self.limit), state["since"]
         self._moments.load_state_dict(state["moments"])
         self._last_sqnorm, self._example_weight = state["last_sqnorm"], state["example_weight"]
 
     def _learn(self, round: Round) -> bool:
         """Whether there was something to be learnt."""
-        if round.stats is None or not self._moments.add(round.stats, self.smoothing):
+        if round.stats is None:
+            return False
+        self._example_weight = round.weight / sum(note.examples for note in round.notes)
+        if not self._moments.add(round.stats, self.smoothing):
             return False
         self._last_sqnorm = round.stats.mean_sqnorm
-        self._example_weight = round.weight / sum(note.examples for note in round.notes)
         return True
+
+    def _population(self) -> float | None:
+        """In units of weight, as variances are."""
+        return None if self.population is None else self.population * self._example_weight
 
     def _sqnorm(self) -> float:
         """What noise is compared with."""

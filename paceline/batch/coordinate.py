@@ -57,7 +57,7 @@ class CoordinateTest(Adaptive):
 
     def asks_for(self) -> float:
         """The geometric mean of what the tests so far asked for, the later ones counting more."""
-        return math.exp(min(self._asked.value, 700.0))
+        return math.exp(self._asked.value)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -84,6 +84,7 @@ class CoordinateTest(Adaptive):
         else:
             flat = [torch.cat([each.reshape(-1) for each in tensors]) for tensors in (variances, means)]
             asked = coordinate_batch(flat[0], flat[1], self.eta, self.quantile)
-        # Infinite where a mean is zero to the bit: as large as any batch.
-        self._asked.add(math.log(max(min(asked, 1e300), 1e-300)), self.smoothing)
+        # One test may ask for nothing, or for more than there is; it must not outweigh the others for ever.
+        bounded = min(max(asked, self._example_weight), self.limit * self._example_weight)
+        self._asked.add(math.log(bounded), self.smoothing)
         return True

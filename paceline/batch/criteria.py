@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def norm_test_batch(variance: float, sqnorm: float, eta: float, population: int | None = None) -> float:
+def norm_test_batch(variance: float, sqnorm: float, eta: float, population: float | None = None) -> float:
     """The smallest batch that passes the norm test: variance / (eta^2 sqnorm).
 
     ``sqnorm`` is |gbar|^2, or the squared norm of the true gradient. For examples that are drawn without replacement
@@ -43,12 +43,12 @@ def norm_test_batch(variance: float, sqnorm: float, eta: float, population: int 
     if variance <= 0:
         return 0.0
     allowed = eta * eta * sqnorm
-    if population is not None:
+    if population is not None and population > 1:
         return population * variance / ((population - 1) * max(allowed, 0.0) + variance)
     return variance / allowed if allowed > 0 else math.inf
 
 
-def inner_product_batch(along: float, sqnorm: float, theta: float, population: int | None = None) -> float:
+def inner_product_batch(along: float, sqnorm: float, theta: float, population: float | None = None) -> float:
     """The smallest batch that passes the inner-product test: Var(<g_i, gbar>) / (theta^2 |gbar|^4).
 
     ``along`` is the variance of the gradient along gbar, Var(<g_i, gbar>) / |gbar|^2.
@@ -57,14 +57,14 @@ def inner_product_batch(along: float, sqnorm: float, theta: float, population: i
 
 
 def orthogonality_batch(
-    variance: float, along: float, sqnorm: float, nu: float, population: int | None = None
+    variance: float, along: float, sqnorm: float, nu: float, population: float | None = None
 ) -> float:
     """The smallest batch that passes the orthogonality test: what of the variance is not along gbar counts."""
     return norm_test_batch(variance - along, sqnorm, nu, population)
 
 
 def augmented_batch(
-    variance: float, along: float, sqnorm: float, theta: float, nu: float, population: int | None = None
+    variance: float, along: float, sqnorm: float, theta: float, nu: float, population: float | None = None
 ) -> float:
     """The smallest batch that passes the inner-product and the orthogonality test.
 
@@ -108,16 +108,17 @@ def next_size(
 
     It grows to what is asked for, at most by the factor ``growth``. It shrinks only if less than ``shrink`` times the
     present size is asked for, at most by the same factor: what lies in between changes nothing, so that noise does not
-    make it swing. Sizes are rounded up to a ``multiple``, within ``smallest`` and ``limit``.
+    make it swing. Sizes are rounded up to a ``multiple``, at most to the last one within the ``limit``, and are not
+    below ``smallest``.
     """
     if asked > size:
-        wanted = min(asked, size * growth)
+        least, wanted = size, min(asked, size * growth)
     elif shrink is not None and asked < shrink * size:
-        wanted = max(asked, size / growth)
+        least, wanted = smallest, max(asked, size / growth)
     else:
         return size
-    rounded = math.ceil(min(wanted, float(limit)) / multiple) * multiple
-    return min(max(rounded, smallest), limit)
+    top = limit // multiple * multiple
+    return max(math.ceil(min(wanted, float(top)) / multiple) * multiple, least)
 
 
 def _quantile(values: Tensor, weights: Tensor, part: float) -> float:

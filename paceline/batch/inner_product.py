@@ -31,7 +31,7 @@ class InnerProductTest(Adaptive):
 
     def asks_for(self) -> float:
         """The variance along the mean gradient over theta^2 times the squared norm."""
-        return inner_product_batch(self._moments.along, self._sqnorm(), self.theta, self.population)
+        return inner_product_batch(self._moments.along, self._sqnorm(), self.theta, self._population())
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class AugmentedTest(InnerProductTest):
     def asks_for(self) -> float:
         """The larger of what the two tests ask for."""
         moments = self._moments
-        return augmented_batch(moments.variance, moments.along, self._sqnorm(), self.theta, self.nu, self.population)
+        return augmented_batch(moments.variance, moments.along, self._sqnorm(), self.theta, self.nu, self._population())
 
 
 def _check_positive(owner: object, name: str, value: float) -> None:

@@ -55,4 +55,4 @@ class NormTest(Adaptive):
 
     def asks_for(self) -> float:
         """Variance over eta^2 times the squared norm."""
-        return norm_test_batch(self._moments.variance, self._sqnorm(), self.bound, self.population)
+        return norm_test_batch(self._moments.variance, self._sqnorm(), self.bound, self._population())

@@ -49,7 +49,7 @@ class AdaScale:
     needs: ClassVar[frozenset[Need]] = frozenset({Need.VARIANCE})
 
     steps: float = field(init=False, repr=False, compare=False, default=0.0)
-    """Scale-invariant steps done."""
+    """Scale-invariant steps done: those that the optimizer has done, each with its gain."""
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _example_weight: float = field(init=False, repr=False, compare=False, default=1.0)
 
@@ -75,13 +75,14 @@ class AdaScale:
         """The gain, raised to ``power``."""
         return math.pow(self.gain(batch), self.power)
 
+    def stepped(self, batch: int, steps: int) -> None:
+        """Count what the steps were worth, with the gain that was applied."""
+        self.steps += steps * self.gain(batch)
+
     def observe(self, round: Round) -> None:
-        """Count the steps that were done, and learn."""
+        """Learn from a round."""
         examples = sum(note.examples for note in round.notes)
-        if not examples:
-            return
-        self.steps += round.steps * self.gain(round.plan.batch)
-        if round.stats is None:
+        if round.stats is None or not examples:
             return
         scale = round.plan.batch / self.base
         smoothing = max(1.0 - scale / 1000, 0.0) if self.smoothing is None else self.smoothing

@@ -49,11 +49,13 @@ class MicroBatchMeter:
         self.squares = squares
         self._layout = layout
         self._mapping = mapping
-        self.begin(0)
+        self.begin(0, keep=keep)
 
-    def begin(self, micro_batches: int) -> None:
-        """Forget the last step; this one will have so many micro-batches."""
+    def begin(self, micro_batches: int, squares: bool = False, keep: bool = False) -> None:
+        """Forget the last step; of this one ``squares`` of coordinates are wanted, or its images to ``keep``."""
         self._tally.clear()
+        self._tally.keep = keep
+        self._squaring = self.squares if squares else None
         self._late: tuple[float, float] | None = None
         self.whole = (0.0, 1.0)
         """The weight of this worker's gradient, and what the mean over it was multiplied by in ``.grad``."""
@@ -66,8 +68,8 @@ class MicroBatchMeter:
         self._shown_norms: list[Tensor] = []
         self._shown_image: Tensor | None = None
         self._shown_gradients: dict[nn.Parameter, Tensor] = {}
-        if self.squares is not None:
-            self.squares.begin({})
+        if self._squaring is not None:
+            self._squaring.begin({})
 
     def before(self, batch: Any) -> None:
         """Nothing yet: the user may still zero the gradients."""
@@ -84,8 +86,8 @@ class MicroBatchMeter:
             self._adds_up = not gradients or float(norm(gradients.values())) == 0
             if self._wants_images and not self._adds_up:
                 self._last = self._layout.image(self._mapping, gradients)
-            if self.squares is not None:
-                self.squares.begin(gradients)
+            if self._squaring is not None:
+                self._squaring.begin(gradients)
 
     def see_bucket(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """See gradients of the last backward pass before they are reduced: afterwards ``.grad`` is everybody's mean."""
@@ -96,7 +98,7 @@ class MicroBatchMeter:
         }
         self._shown.update(known)
         self._shown_norms.append(norm(known.values()))
-        if self.squares is not None:
+        if self._squaring is not None:
             self._shown_gradients.update((each, gradient.clone()) for each, gradient in known.items())
         if self._wants_images:
             image = self._layout.image(self._mapping, known)
@@ -114,9 +116,9 @@ class MicroBatchMeter:
         if weight:
             whole = self.whole[0] + weight
             self.whole = whole, whole * factor / weight
-        if self.squares is not None:
+        if self._squaring is not None:
             every = {**self._layout.gradients(), **self._shown_gradients}
-            self.squares.add_pass(every, weight, factor, more=self._passes < self._micro_batches)
+            self._squaring.add_pass(every, weight, factor, more=self._passes < self._micro_batches)
         if not self._wants_images and not self._shown:
             self._late = weight, factor
             return

@@ -104,7 +104,7 @@ class ExampleMeter:
                 "differentiate by them; pass parameters of the model, or use Probe(unit=MicroBatch())"
             )
         self.tally = Tally(keep)
-        self.squares = squares
+        self.squares = self._squaring = squares
         self.whole = (0.0, 1.0)
         """The weight of this worker's gradient, and what the mean over it was multiplied by in ``.grad``."""
         self._module = module
@@ -116,12 +116,14 @@ class ExampleMeter:
         self._unit = unit
         self._length = 0
 
-    def begin(self, micro_batches: int) -> None:
-        """Forget the last step."""
+    def begin(self, micro_batches: int, squares: bool = False, keep: bool = False) -> None:
+        """Forget the last step; of this one ``squares`` of coordinates are wanted, or its images to ``keep``."""
         self.tally.clear()
+        self.tally.keep = keep
         self.whole = (0.0, 1.0)
-        if self.squares is not None:
-            self.squares.begin({})
+        self._squaring = self.squares if squares else None
+        if self._squaring is not None:
+            self._squaring.begin({})
 
     def before(self, batch: Any) -> None:
         """Measure the gradient of each example of the micro-batch that comes next."""
@@ -142,8 +144,8 @@ class ExampleMeter:
         for gradients in every:
             image = self._mapping.of(gradients, self._offsets) if self.tally.keep else None
             self.tally.add(1.0, norm(gradients), image=image)
-            if self.squares is not None:
-                self.squares.add_unit(gradients)
+            if self._squaring is not None:
+                self._squaring.add_unit(gradients)
 
     def before_backward(self) -> None:
         """Nothing: the user's backward pass is not needed."""

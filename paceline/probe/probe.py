@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -66,8 +66,15 @@ class Probe:
         self._layout = Layout([])
         self._meter: MicroBatchMeter | ExampleMeter | None = None
         self._measuring = False
+        self._partial = False
         self.needs: frozenset[Need] = frozenset()
         """What the roles of the run that it serves ask for."""
+        self.now: frozenset[Need] = frozenset()
+        """What of that is looked at in the present step."""
+
+    def __repr__(self) -> str:
+        what = f"exact={self.exact}" if self.exact else f"size={self.size}, seed={self.seed}"
+        return f"Probe({what}, unit={self.unit!r}, always={self.always}, keep={self.keep})"
 
     @property
     def active(self) -> bool:
@@ -79,34 +86,73 @@ class Probe:
         """Whether the present step is measured."""
         return self._measuring
 
-    def attach(self, model: nn.Module, parameters: Sequence[nn.Parameter], needs: frozenset[Need]) -> None:
-        """Begin to serve a run: measure the gradients of these parameters if anybody needs it."""
+    def attach(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        needs: frozenset[Need],
+        updated: Container[int] | None = None,
+    ) -> None:
+        """Begin to serve a run: measure the gradients of these parameters if anybody needs it.
+
+        ``updated`` are the ids of those that the optimizer has, if not all: others have gradients that nobody uses or
+        sets to zero, and are left out.
+        """
         if self._meter is not None:
             raise SettingError("this Probe serves another run that is not closed; make one for each run")
-        self._layout, self.needs = Layout(parameters), needs
-        if not needs and not self.always:
+        self._model, self._updated, self.needs = model, updated, needs
+        self._lay_out(parameters)
+        if needs or self.always:
+            self._begin_to_measure()
+
+    def follow(self, parameters: Sequence[nn.Parameter]) -> None:
+        """These are trained now: some may have been frozen or thawed since the last step."""
+        if [id(each) for each in parameters] == self._given:
             return
+        if self.exact:
+            raise SettingError(
+                "parameters were frozen or thawed during a run with Probe(exact=True), which keeps whole gradients; "
+                "make a new Run, or use sketches"
+            )
+        self._lay_out(parameters)
+        self._begin_to_measure()
+
+    def _lay_out(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._given = [id(each) for each in parameters]
+        seen = [each for each in parameters if self._updated is None or id(each) in self._updated]
+        self._layout, self._partial = Layout(seen), len(seen) < len(self._given)
+
+    def _begin_to_measure(self) -> None:
+        parameters = self._layout.parameters
         if len({parameter.device for parameter in parameters}) > 1:
             raise SettingError("the probe needs all parameters on one device, but they are on several")
-        self._measuring = True
-        keep = self.keep or self.exact or Need.DIRECTION in needs
-        squares = Squares(self._layout) if Need.COORDINATES in needs else None
+        self._measuring, self.now = True, self.needs
+        squares = Squares(self._layout) if Need.COORDINATES in self.needs else None
         self._map = self._mapping()
         if isinstance(self.unit, Example):
-            module = model.module if isinstance(model, DistributedDataParallel) else model
-            self._meter = ExampleMeter(module, self._layout, self._map, keep, self.unit, squares)
+            module = self._model.module if isinstance(self._model, DistributedDataParallel) else self._model
+            self._meter = ExampleMeter(module, self._layout, self._map, self._keeps, self.unit, squares)
         else:
-            self._meter = MicroBatchMeter(self._layout, self._map, keep, squares)
+            self._meter = MicroBatchMeter(self._layout, self._map, self._keeps, squares)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the images of all units of the step are needed."""
+        return self.keep or self.exact or Need.DIRECTION in self.now
 
     def detach(self) -> None:
         """End to serve it."""
         self._meter, self._measuring = None, False
 
-    def begin(self, micro_batches: int, measure: bool = True) -> None:
-        """Begin a step in which this worker has so many micro-batches; ``measure`` says whether to look at it."""
-        self._measuring = measure and self._meter is not None
-        if self._meter is not None and measure:
-            self._meter.begin(micro_batches)
+    def begin(self, micro_batches: int, needs: frozenset[Need] | None = frozenset(Need)) -> None:
+        """Begin a step in which this worker has so many micro-batches.
+
+        ``needs`` says what of that which roles ask for is looked at in this step; None for nothing at all.
+        """
+        self._measuring = needs is not None and self._meter is not None
+        if self._meter is not None and needs is not None:
+            self.now = needs & self.needs
+            self._meter.begin(micro_batches, Need.COORDINATES in self.now, self._keeps)
 
     def before(self, batch: Any) -> None:
         """See a micro-batch before the user's loop gets it."""
@@ -143,7 +189,9 @@ class Probe:
         The sum is more accurate than that of :meth:`weights` times :meth:`sqnorms` where these are sketched
         (:func:`~paceline.probe.micro_batch.corrected_sqnorm`).
         """
-        return self._meter.numbers(collected) if self._meter is not None and self._measuring else (0, 0.0)
+        if self._meter is None or not self._measuring:
+            return 0, 0.0
+        return self._meter.numbers(None if self._partial else collected)
 
     def weights(self) -> Tensor:
         """The weights of this worker's units of the step."""
@@ -164,7 +212,9 @@ class Probe:
         """
         if self._meter is None:
             return math.nan
-        unscaled = float(norm(self._layout.gradients().values() if gradients is None else gradients)) / scale
+        if gradients is None or self._partial:
+            gradients = self._layout.gradients().values()
+        unscaled = float(norm(gradients)) / scale
         return unscaled * unscaled
 
     def towards_mean(self, scale: float) -> tuple[float, float]:
@@ -181,8 +231,11 @@ class Probe:
 
     @property
     def blur(self) -> float:
-        """What a sketch adds to a variance along one direction, as a part of the whole variance: 1 / size, or 0."""
-        return 0.0 if self.exact else 1.0 / self._map.size
+        """What a sketch adds to a variance along one direction, as a part of the whole variance.
+
+        About 1 / size for a long gradient; nothing where no two numbers share a bucket.
+        """
+        return 0.0 if self.exact else max(1.0 / self._map.size - 1.0 / max(self._layout.length, 1), 0.0)
 
     def squares(self) -> list[Tensor]:
         """For each parameter, the sum over this worker's units of weight times squared gradient."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ class TensorBoard:
         }
         if step.drift is not None:
             values["train/drift"] = step.drift
-        if step.stats is not None:
+        if not math.isnan(pace.variance):  # not every step is measured
             values["gradient/variance"] = pace.variance
             values["gradient/signal"] = pace.signal
             values["gradient/noise_scale"] = pace.noise_scale

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from paceline.group import Group
 from paceline.roles import Codec
 from paceline.sync.drift import Drift
 from paceline.sync.flat import FlatSum, Rider, large
-from paceline.sync.notes import Numbers
+from paceline.sync.notes import Numbers, split_halves
 
 __all__ = ["Mean", "Weight", "WeightedAverage", "assign"]
 
@@ -23,19 +24,21 @@ __all__ = ["Mean", "Weight", "WeightedAverage", "assign"]
 class Weight:
     """The sum of the workers' weights, which rides along."""
 
-    numel = 1
-
-    def __init__(self) -> None:
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self.numel = 2 * size
+        """Two numbers for each worker: nothing is added up in single precision, which double parameters would feel."""
         self.own = 0.0
         self.all = 0.0
 
     def write(self, out: Numbers) -> None:
         """This worker's."""
-        out[0] = self.own
+        out.fill(0.0)
+        out.reshape(2, -1)[:, self._rank] = np.concatenate(split_halves([self.own]))
 
     def read(self, summed: Numbers) -> None:
         """Everybody's."""
-        self.all = float(summed[0])
+        self.all = float(summed.sum(dtype=np.float64))
 
 
 class Mean(NamedTuple):
@@ -76,7 +79,7 @@ class WeightedAverage:
     def __init__(self, group: Group, codec: Codec) -> None:
         self._group = group
         self._sum = FlatSum(group, codec)
-        self._weight = Weight()
+        self._weight = Weight(group.rank, group.size)
         self._drift = Drift(group.rank, group.size)
         self._layout: object = None
         self._anchors: list[Tensor] = []
@@ -147,7 +150,8 @@ class WeightedAverage:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
         self._sum.load_state_dict(state["sum"])
-        self._anchors = list(state["anchors"])
+        if state["anchors"] or not self._sum.coded:  # none of a run that had no codec: those of the reload stay
+            self._anchors = list(state["anchors"])
 
     def _of_changes(
         self, tensors: Sequence[Tensor], share: float, scale: float, riders: Sequence[Rider], what: str

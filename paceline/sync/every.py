@@ -97,8 +97,10 @@ class Ramp:
 
     def ends(self, begin: Progress, now: Progress) -> bool:
         """H of the step at which the round began."""
-        count = self.first * self.factor ** (begin.step // self.steps)
         low, high = sorted((self.first, self.last))
+        # Once it is there it stays there: no power has to be computed that no number holds.
+        needed = math.log(self.last / self.first) / math.log(self.factor)
+        count = self.first * self.factor ** min(begin.step // self.steps, math.ceil(needed))
         return now.step - begin.step >= min(max(round(count), low), high)
 
 
@@ -125,10 +127,12 @@ def as_every(every: Every | int) -> Every:
     counts = [getattr(found, name) for name in ("count", "first", "last", "steps") if hasattr(found, name)]
     if any(not isinstance(count, int) or count < 1 for count in counts):
         raise SettingError(f"every ({every!r}) must be at least 1; 1 averages after every step")
-    if isinstance(found, Ramp) and (found.factor <= 0 or (found.factor > 1) != (found.last > found.first)):
+    if isinstance(found, Ramp) and not (
+        0 < found.factor < math.inf and found.factor != 1 and (found.factor > 1) == (found.last > found.first)
+    ):
         raise SettingError(f"{found!r} never gets from first to last; a factor above 1 grows, one below 1 shrinks")
     if isinstance(found, PostLocal):
-        if found.after < 0:
-            raise SettingError(f"after ({found.after}) must be at least 0 steps")
+        if not isinstance(found.after, int) or found.after < 0:
+            raise SettingError(f"after ({found.after!r}) must be a whole number of steps, at least 0")
         as_every(found.every)
     return found

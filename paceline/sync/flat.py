@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.codec import Identity
+from paceline.errors import SettingError
 from paceline.group import Group
 from paceline.roles import Codec
 from paceline.sync.coded import CodedSum
@@ -73,6 +74,10 @@ class FlatSum:
     def lay_out(self, tensors: Sequence[Tensor], tail: int) -> None:
         """Make buffers for tensors like these, and ``tail`` numbers of riders."""
         kinds = dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors)
+        if self.coded and any(dtype.is_complex for dtype, _ in kinds):
+            raise SettingError(
+                f"{type(self._codec).__name__} encodes real numbers, but the model has complex ones; use Identity()"
+            )
         wide = [kind for kind in kinds if kind[0] in (torch.float32, torch.float64)]
         self._tail_rides = bool(wide) and not self.coded
         self._flats, self._members = [], []

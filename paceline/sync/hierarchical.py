@@ -168,7 +168,7 @@ class Hierarchical(LocalSGD):
         self.fleet.doing(step, "averaging models between sites")
         what = f"the models of the sites after step {step}"
         self._tell(note, what)
-        parameters = self._replica.parameters
+        parameters = self.merge.parameters
         rest = [buffer for _, buffer in self._replica.buffers() if buffer.is_floating_point()]
         rest += self.optimizer_state.averaged(self._replica.optimizer)
         drift = torch.zeros(1, device=parameters[0].device)
@@ -185,11 +185,11 @@ class Hierarchical(LocalSGD):
         )
         self.bytes_sent += self._spread.bytes_sent
         if self.outer is not None and any(each.weight for each in self._table.all):
-            assign(parameters, self.outer.step([p.detach().clone() for p in parameters]))
+            assign(parameters, self.outer.step([p.detach().clone() for p in parameters], parameters))
         self._anchor()
         self.merge.restart()
         self._weight = 0.0
-        self._tally.clear()
+        self._begin_round()
         return Meeting(self._table.all, float(drift) if self.fleet.size > 1 else None)
 
     def _tell(self, note: Note, what: str) -> None:

@@ -97,12 +97,14 @@ class LocalSGD:
                 f"{name} exchanges no gradients, only sketches of them, from which the norm test can be made but no "
                 "test of directions or coordinates; use batch.NormTest, or AllReduce"
             )
-        self._statistics = RoundStatistics(probe, self.measuring)
+        self._statistics = RoundStatistics(probe, self.measuring, self.overlap)
+        self._seconds, self._scale, self._weight = None, 0.0, 0.0
         self._fleet, self._replica = fleet, replica
         if self.outer is not None:
             self.outer.forget()
             self.outer.follow(replica.optimizer)
         self.merge = self._make_merge(fleet)
+        self._begin_round()
 
     def detach(self) -> None:
         """End to serve it."""
@@ -142,6 +144,7 @@ class LocalSGD:
         # It counts when the step is over: who leaves before that has not done it.
         self._pending = plan, self._statistics.look(note)
         parameters = self._replica.parameters
+        self.merge.trained.update(map(id, parameters))
         if not note.weight:
             if note.examples:
                 raise LoopError(
@@ -215,7 +218,7 @@ class LocalSGD:
 
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: a round begins with them."""
-        self._tally.clear()
+        self._begin_round()
         self._statistics.give()
         self._weight = 0.0
         self.merge.restart()
@@ -264,6 +267,10 @@ class LocalSGD:
         self._statistics.load_state_dict(state["statistics"])
         self._replica.optimizer.load_state_dict(state["optimizer"])
 
+    def _begin_round(self) -> None:
+        self._tally.clear()
+        self.merge.trained = {id(parameter) for parameter in self._replica.parameters}
+
     def _make_merge(self, fleet: Fleet) -> Merge:
         group: Group = fleet
         if self.overlap and fleet.size > 1:  # what the training thread exchanges meanwhile must not come in between
@@ -274,6 +281,14 @@ class LocalSGD:
 
     def _refuse_what_does_not_fit(self) -> None:
         name = type(self).__name__
+        for what, value, method in (
+            ("optimizer_state", self.optimizer_state, "averaged"),
+            ("codec", self.codec, "encode"),
+        ):
+            if isinstance(value, type) or not hasattr(value, method):
+                raise SettingError(f"{what} ({value!r}) of {name} must be an object with a method {method}, as Keep()")
+        if not isinstance(self.measuring, Measuring):
+            raise SettingError(f"measuring ({self.measuring!r}) must be Measuring.FIRST or Measuring.LAST")
         if not isinstance(self.overlap, int) or self.overlap < 0:
             raise SettingError(f"overlap ({self.overlap!r}) must be a whole number of steps, or 0 for none")
         if self.overlap and timed(self.every):
@@ -307,12 +322,12 @@ class LocalSGD:
         meeting = self.merge.run(note, self._statistics.give(), self._scale, f"the models after step {step}")
         self.bytes_sent = self.merge.bytes_sent
         self._weight = 0.0
-        self._tally.clear()
+        self._begin_round()
         return meeting
 
     def _set_off(self, note: Note, step: int) -> None:
         self.merge.begin(note, self._statistics.give(), self._scale, f"the models after step {step}")
-        self._tally.clear()
+        self._begin_round()
 
     def _land(self) -> Meeting:
         meeting = self.merge.land()
@@ -335,5 +350,11 @@ def _both(first: Meeting | None, second: Meeting) -> Meeting:
     """One meeting for two, one after the other."""
     if first is None:
         return second
-    notes = tuple(combine(one, other) for one, other in zip(first.notes, second.notes, strict=True))
-    return Meeting(notes, second.drift, second.background, second.stats or first.stats)
+    # What was measured belongs to one step: that of the later round, if there was one.
+    names = ("units", "unit_sqnorm", "measured", "own_sqnorm")
+    found = second if second.stats is not None else first
+    notes = tuple(
+        msgspec.structs.replace(combine(one, other), **{name: getattr(its, name) for name in names})
+        for one, other, its in zip(first.notes, second.notes, found.notes, strict=True)
+    )
+    return Meeting(notes, second.drift, second.background, found.stats)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.codec import Identity
 from paceline.fleet import Fleet
@@ -56,7 +56,14 @@ class Merge:
         self.blocked_seconds = 0.0
         """How long the last landing stood still."""
         self.bytes_sent = 0
+        self.trained: set[int] = set()
+        """The ids of the parameters that were trained at any time in the round; some may be frozen by now."""
         self.restart()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is averaged: what any worker may have changed."""
+        return self._replica.trained(self.trained)
 
     def restart(self) -> None:
         """The replica's values are the same on all workers now."""
@@ -72,7 +79,7 @@ class Merge:
 
     def run(self, note: Note, measured: Measured | None, scale: float, what: str) -> Meeting:
         """Average now; all workers have the same afterwards. What each has ``measured`` is put together, too."""
-        optimizer, parameters = self._replica.optimizer, self._replica.parameters
+        optimizer, parameters = self._replica.optimizer, self.parameters
         self._complete_state()
         tensors = [*parameters, *self._optimizer_state.averaged(optimizer)]
         if self._group.size == 1:
@@ -87,7 +94,7 @@ class Merge:
             self.bytes_sent, drift = self._average.bytes_sent, self._average.drift
             mean.write(tensors[len(parameters) :], first=len(parameters))
         if self._outer is not None and _worked(self._notes.all):
-            assign(parameters, self._outer.step(mean.tensors()[: len(parameters)]))
+            assign(parameters, self._outer.step(mean.tensors()[: len(parameters)], parameters))
         elif mean.views is not parameters:
             mean.write(parameters)
         self._average.begin(parameters)
@@ -124,7 +131,8 @@ class Merge:
     def begin(self, note: Note, measured: Measured | None, scale: float, what: str) -> None:
         """Let an average of the present parameters set off, and go on meanwhile. Buffers do not travel with it."""
         riders = self._tell(note, measured)
-        targets = [parameter.detach() for parameter in self._replica.parameters]
+        parameters = self.parameters
+        targets = [parameter.detach() for parameter in parameters]
         own = [target.clone() for target in targets]
         self._average.prepare(own, len(own), riders)
 
@@ -132,7 +140,7 @@ class Merge:
             mean = self._average.of(own, note.weight, scale, riders, what).tensors()
             return mean, Meeting(self._notes.all, self._average.drift, background=True, stats=self._stats())
 
-        self.flight = Flight(targets, own, fly)
+        self.flight = Flight(parameters, targets, own, fly)
 
     def land(self) -> Meeting:
         """Wait for the average that is under way, and move by its distance from where this worker set it off.
@@ -144,7 +152,8 @@ class Merge:
         since = time.perf_counter()
         mean, meeting = flight.arrive()
         self.blocked_seconds = time.perf_counter() - since
-        new = self._outer.step(mean) if self._outer is not None and _worked(meeting.notes) else mean
+        worked = _worked(meeting.notes)
+        new = self._outer.step(mean, flight.parameters) if self._outer is not None and worked else mean
         self._average.begin(new)
         with torch.no_grad():
             change = torch._foreach_sub(list(new), flight.own)
@@ -156,7 +165,7 @@ class Merge:
     def equalise(self, weight: float, scale: float) -> None:
         """Make parameters and buffers the weighted average over all workers, in full precision and to the bit."""
         buffers = [buffer for _, buffer in self._replica.buffers() if buffer.is_floating_point()]
-        tensors = [*self._replica.parameters, *buffers]
+        tensors = [*self.parameters, *buffers]
         if self._fleet.size > 1:
             self._plain.prepare(tensors, len(tensors), [])
             mean = self._plain.of(tensors, weight, scale, [], "the models of all workers")
@@ -167,7 +176,7 @@ class Merge:
     def consensus(self, weight: float, scale: float) -> Iterator[None]:
         """The average of all workers' models as they are now; afterwards every worker has its own again."""
         buffers = [buffer for _, buffer in self._replica.buffers()]
-        tensors = [*self._replica.parameters, *buffers]
+        tensors = [*self.parameters, *buffers]
         own = [tensor.detach().clone() for tensor in tensors]
         self.equalise(weight, scale)
         for name, buffer in self._replica.buffers():
@@ -192,7 +201,8 @@ class Merge:
         self._average.load_state_dict(state["average"])
         if (flight := state["flight"]) is not None:
             found = flight["mean"], msgspec.msgpack.decode(flight["meeting"], type=Meeting)
-            self.flight = Flight([p.detach() for p in self._replica.parameters], flight["own"], lambda: found)
+            parameters = self._replica.parameters
+            self.flight = Flight(parameters, [p.detach() for p in parameters], flight["own"], lambda: found)
 
 
 def _worked(notes: Sequence[Note]) -> bool:
@@ -204,8 +214,13 @@ class Flight:
     """An average that is under way in a thread of its own."""
 
     def __init__(
-        self, targets: list[Tensor], own: list[Tensor], fly: Callable[[], tuple[Sequence[Tensor], Meeting]]
+        self,
+        parameters: list[nn.Parameter],
+        targets: list[Tensor],
+        own: list[Tensor],
+        fly: Callable[[], tuple[Sequence[Tensor], Meeting]],
     ) -> None:
+        self.parameters = parameters
         self.targets = targets
         """The parameters that it is an average of; others may be trained when it lands."""
         self.own = own

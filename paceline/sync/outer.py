@@ -54,6 +54,7 @@ class Outer:
     def __init__(self, make: MakeOptimizer) -> None:
         self._make = make
         self._anchors: list[nn.Parameter] = []
+        self._of: list[int] = []
         self._optimizer: Optimizer | None = None
         self._inner: Optimizer | None = None
 
@@ -70,6 +71,8 @@ class Outer:
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Take the present values as where the round begins."""
+        if isinstance(parameters[0], nn.Parameter):
+            self._of = [id(p) for p in parameters]
         if [tuple(p.shape) for p in self._anchors] != [tuple(p.shape) for p in parameters]:
             self._anchors = [nn.Parameter(p.detach().clone()) for p in parameters]
             self._optimizer = self._make(self._anchors)
@@ -77,17 +80,18 @@ class Outer:
         with torch.no_grad():
             torch._foreach_copy_([p.data for p in self._anchors], [p.detach() for p in parameters])
 
-    def step(self, average: Sequence[Tensor]) -> list[Tensor]:
-        """The new parameters, where the next round begins."""
+    def step(self, average: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """New values for these parameters, where the next round begins."""
         assert self._optimizer is not None
-        if len(self._anchors) != len(average):
+        if [id(p) for p in parameters] != self._of:
             raise SettingError(
-                f"{len(self._anchors)} parameters were trained when this round began, and {len(average)} are now; the "
-                "outer optimizer needs the change of each, so freeze or thaw parameters in a new Run"
+                f"{len(self._anchors)} parameters were trained when this round began, and {len(average)}, or others, "
+                "are now; the outer optimizer needs the change of each, so freeze or thaw parameters in a new Run"
             )
         rate = self._rate()
         if rate == 0.0:  # nothing was learnt, or nothing should have been
-            return [mean.detach().clone() for mean in average]
+            self.begin([mean.detach() for mean in average])
+            return [anchor.detach() for anchor in self._anchors]
         for group in self._optimizer.param_groups:
             if isinstance(self._make, SlowMo):
                 group["lr"] = self._make.lr * rate

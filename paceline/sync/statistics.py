@@ -85,7 +85,10 @@ class Measuring(enum.Enum):
     """In which step of a round of Local SGD the gradients of the workers are compared."""
 
     FIRST = "first"
-    """In the first: all workers have the same model then, so that what differs is noise."""
+    """In the first: all workers have the same model then, so that what differs is noise.
+
+    With averages in the background they never have; then in the first after the average of the last round has landed.
+    """
     LAST = "last"
     """In the last, as published: workers have drifted apart by then, which counts as noise, too."""
 
@@ -93,8 +96,8 @@ class Measuring(enum.Enum):
 class RoundStatistics:
     """Measures in one step of every round, and keeps that until the round ends."""
 
-    def __init__(self, probe: Probe, measuring: Measuring) -> None:
-        self._probe, self._measuring = probe, measuring
+    def __init__(self, probe: Probe, measuring: Measuring, overlap: int = 0) -> None:
+        self._probe, self._measuring, self._overlap = probe, measuring, overlap
         self._pending: Measured | None = None
 
     @property
@@ -104,7 +107,9 @@ class RoundStatistics:
 
     def wants(self, steps: int, last: bool) -> bool:
         """Whether to look at the step that begins after so many of the round, which may be its last."""
-        return last if self._measuring is Measuring.LAST else steps == 0
+        if self._measuring is Measuring.LAST:
+            return last
+        return steps == self._overlap or (last and steps < self._overlap)
 
     def look(self, note: Note) -> Note:
         """The gradients of a step are in ``.grad``; gives the note of the step with what is known of them."""

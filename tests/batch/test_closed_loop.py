@@ -11,11 +11,15 @@ import torch
 
 from paceline import batch
 from paceline.batch.adaptive import Adaptive
+from paceline.batch.criteria import norm_test_batch
 from paceline.probe.stats import gradient_stats
-from paceline.records import GradientStats, Note, Plan, Progress, Round
+from paceline.records import Coordinates, GradientStats, Note, Plan, Progress, Round
 
 UNITS = 8
-LENGTH = 400  # coordinates of isotropic noise: a variance from 8 units is good to 5 %
+# Coordinates of isotropic noise. One squared mean is wrong by sigma^2 / b sqrt(2 / LENGTH), which for eta = 0.9 is 30 %
+# of the truth at the batch that it settles at; the mean over 100 steps, 3 %.
+LENGTH = 400
+SEEDS = range(4)
 
 
 def a_round(stats: GradientStats, size: int, step: int) -> Round:
@@ -40,7 +44,7 @@ def gradients_of(sizes: Iterator[int], noise_scale: float, seed: int = 0) -> Ite
         yield gradient_stats([Note(weight=size, units=UNITS, unit_sqnorm=squares)], float(mean @ mean))
 
 
-def settle(policy: Adaptive, noise_scale: float, steps: int) -> list[int]:
+def settle(policy: Adaptive, noise_scale: float, steps: int, seed: int = 0) -> list[int]:
     sizes = []
 
     def present() -> Iterator[int]:
@@ -48,29 +52,33 @@ def settle(policy: Adaptive, noise_scale: float, steps: int) -> list[int]:
             sizes.append(policy.size(Progress(step)))
             yield sizes[-1]
 
-    for step, stats in enumerate(gradients_of(present(), noise_scale)):
+    for step, stats in enumerate(gradients_of(present(), noise_scale, seed)):
         policy.observe(a_round(stats, sizes[-1], step))
     return sizes
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("debiased", [False, True], ids=["plain", "debiased"])
 @pytest.mark.parametrize("eta", [0.9, 0.7, 0.5, 0.25])
-def test_the_batch_settles_where_the_formula_says(eta: float, debiased: bool) -> None:
+def test_the_batch_settles_where_the_formula_says(eta: float, debiased: bool, seed: int) -> None:
     noise_scale = 1000.0
     expected = noise_scale * (1 / eta**2 - (0 if debiased else 1))
-    for start in (16, 32):
-        policy = batch.NormTest(start=start, limit=10**7, eta=eta, debiased=debiased, shrink=0.98, smoothing=0.98)
-        sizes = settle(policy, noise_scale, 600)
-        assert sum(sizes[-200:]) / 200 == pytest.approx(expected, rel=0.1)
+    policy = batch.NormTest(start=16, limit=10**7, eta=eta, debiased=debiased, shrink=0.98, smoothing=0.99)
+    sizes = settle(policy, noise_scale, 1000, seed)
+    assert sum(sizes[-400:]) / 400 == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("eta", [0.9, 0.7, 0.5, 0.25])
-def test_it_settles_there_too_if_it_only_grows(eta: float) -> None:
-    # A batch that cannot shrink keeps the largest that it was ever asked for: averages over 200 steps keep that near.
-    policy = batch.NormTest(start=16, limit=10**7, eta=eta, smoothing=0.995)
-    sizes = settle(policy, 1000.0, 600)
-    assert sizes == sorted(sizes)
-    assert sizes[-1] == pytest.approx(1000 * (1 / eta**2 - 1), rel=0.1)
+def test_if_it_only_grows_it_settles_above_that_by_the_noise_of_its_averages(eta: float) -> None:
+    # A batch that cannot shrink keeps the largest that it was ever asked for.
+    expected = 1000 * (1 / eta**2 - 1)
+    last = []
+    for seed in range(30):
+        sizes = settle(batch.NormTest(start=16, limit=10**7, eta=eta, smoothing=0.99), 1000.0, 600, seed)
+        assert sizes == sorted(sizes)
+        last.append(sizes[-1] / expected)
+    assert 1.0 <= sorted(last)[15] <= 1.25
+    assert max(last) <= 2.0
 
 
 @pytest.mark.parametrize(("noise_scales", "debiased"), [(0.5, False), (3.0, False), (3.0, True)])
@@ -157,6 +165,57 @@ def test_numbers_that_are_not_finite_change_nothing() -> None:
         policy.observe(a_round(GradientStats(4, 16.0, variance, sqnorm), 16, 1))
         after = policy.state_dict()
         assert (after["size"], after["moments"]) == (before["size"], before["moments"])
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 1000])
+def test_a_population_is_of_examples_whatever_they_weigh(tokens: int) -> None:
+    policy = batch.NormTest.as_published(start=16, limit=5000, eta=0.1)
+    policy.population = 5000
+    note = Note(examples=16, weight=16 * tokens, units=4)
+    stats = GradientStats(4, 16.0 * tokens, 800.0 * tokens, 1.0)  # of one token: as many times as noisy
+    policy.observe(Round(Plan(0, 0, (0,), (16,), 16), (note,), stats))
+    exact = norm_test_batch(800.0, 1.0, 0.1, 5000)
+    assert policy.size(Progress(1)) == pytest.approx(exact, rel=1e-3)
+
+
+def test_the_true_gradient_in_a_finite_population() -> None:
+    # A mean over n of N examples without replacement has the noise sigma^2 / n (N - n) / (N - 1).
+    policy = batch.NormTest(start=500, limit=1000, eta=0.9, debiased=True, population=1000, smoothing=0.9)
+    for step in range(5):
+        sqnorm = 1.0 + 800.0 / 500 * 500 / 999
+        policy.observe(a_round(GradientStats(8, 500.0, 800.0, sqnorm), 500, step))
+    assert policy.noise_scale == pytest.approx(800.0)
+    inner = batch.InnerProductTest(start=500, limit=1000, theta=0.5, population=1000)
+    inner.observe(a_round(GradientStats(8, 500.0, 800.0, 1.8, along=100.0), 500, 0))
+    assert inner.asks_for() == pytest.approx(norm_test_batch(100.0, inner._sqnorm(), 0.5, 1000))
+    augmented = batch.AugmentedTest(start=500, limit=1000, theta=0.5, nu=0.5, population=1000)
+    augmented.observe(a_round(GradientStats(8, 500.0, 800.0, 1.8, along=100.0), 500, 0))
+    assert augmented.asks_for() == pytest.approx(norm_test_batch(700.0, augmented._sqnorm(), 0.5, 1000))
+
+
+def test_noise_along_is_no_more_than_all_of_it() -> None:
+    policy = batch.InnerProductTest(start=16, limit=1000, theta=0.5)
+    policy.observe(a_round(GradientStats(4, 16.0, 10.0, 1.0, along=50.0), 16, 0))
+    assert policy._moments.along == 10.0
+
+
+@pytest.mark.parametrize(("variance", "mean"), [(0.0, 1.0), (1.0, 0.0)])
+def test_one_odd_test_of_coordinates_is_forgotten(variance: float, mean: float) -> None:
+    policy = batch.CoordinateTest(start=16, limit=1000, eta=0.5, every=1, shrink=0.9)
+    odd = Coordinates([torch.tensor([variance])], [torch.tensor([mean])])
+    usual = Coordinates([torch.tensor([25.0])], [torch.tensor([1.0])])  # asks for 100
+    for step in range(60):
+        one = a_round(GradientStats(4, 16.0, 10.0, 1.0), 16, step)
+        policy.observe(Round(one.plan, one.notes, one.stats, coordinates=usual if step else odd))
+    assert policy.size(Progress()) == pytest.approx(100, abs=12)
+
+
+def test_a_lower_limit_holds_after_a_resume() -> None:
+    first = batch.NormTest.as_published(start=16, limit=1000, eta=0.5)
+    first.observe(a_round(GradientStats(4, 16.0, 900.0, 1.0), 16, 0))
+    second = batch.NormTest.as_published(start=16, limit=128, eta=0.5)
+    second.load_state_dict(first.state_dict())
+    assert (first.size(Progress()), second.size(Progress())) == (1000, 128)
 
 
 def test_weights_of_tokens_become_examples() -> None:

@@ -431,3 +431,126 @@ def test_who_has_no_optimizer_state_yet_gets_the_average(pool: Pool, kind: str) 
     for _, state, _ in found[1:]:
         assert torch.equal(state, found[0][1])
     assert found[0][1].abs().max() > 0
+
+
+def frozen_in_the_middle(role: Callable[[], Any]) -> tuple[str, str]:
+    model = mlp(dtype=torch.float64)
+    optimizer = SGD(model.parameters(), lr=0.2)
+    first = next(iter(model.children()))
+    with pl.Run(model, optimizer, numbers(), batch=BATCH, sync=role()) as run:
+
+        def freeze(step: pl.Step) -> None:
+            for p in first.parameters():
+                p.requires_grad_(step.index < 1)
+
+        train(run, model, steps=6, each=freeze)
+        with run.consensus():
+            inside = run.replica.digest()
+        train(run, model, steps=8, each=freeze)
+        return inside, run.replica.digest()
+
+
+@pytest.mark.parametrize("role", [Local(4), Local(sync.Examples(50))], ids=["steps", "examples"])
+def test_a_layer_that_is_frozen_in_the_middle_of_a_round_is_averaged_all_the_same(pool: Pool, role: Local) -> None:
+    first, second = pool.run(2, frozen_in_the_middle, role)
+    assert first == second
+
+
+def swapped() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)).double()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    for p in model[1].parameters():
+        p.requires_grad_(False)
+    with pl.Run(model, optimizer, numbers(), batch=BATCH, sync=Local(2, outer="diloco")()) as run:
+
+        def swap(step: pl.Step) -> None:
+            if step.index == 1:
+                for one, other in zip(model[0].parameters(), model[1].parameters(), strict=True):
+                    one.requires_grad_(False)
+                    other.requires_grad_(True)
+
+        train(run, model, steps=4, each=swap)
+
+
+def test_an_outer_optimizer_does_not_take_one_layer_for_another(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, swapped):
+        assert outcome.kind == "SettingError"
+        assert "freeze or thaw parameters in a new Run" in outcome.text
+
+
+class Bar:
+    """Holds what it iterates over, as progress bars do."""
+
+    def __init__(self, steps: Any) -> None:
+        self.steps = steps
+
+    def __iter__(self) -> Any:
+        yield from self.steps
+
+
+def held(leavers: tuple[int, ...]) -> str:
+    model = mlp(dtype=torch.float64)
+    optimizer = SGD(model.parameters(), lr=0.2)
+    with pl.Run(model, optimizer, numbers(), batch=BATCH, sync=sync.LocalSGD(8)) as run:
+        bar = Bar(run.steps(steps=24))
+        iterator = iter(bar)
+        for step in iterator:
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            if step.index == 5 and run.fleet.rank in leavers:
+                break
+        rank = run.fleet.rank
+    assert bar.steps is not None
+    assert rank in (0, 1)
+    return str(flat(model).tolist())
+
+
+@pytest.mark.parametrize("leavers", [(0, 1), (1,)])
+def test_a_loop_that_a_progress_bar_holds_is_left_all_the_same(pool: Pool, leavers: tuple[int, ...]) -> None:
+    first, second = pool.run(2, held, leavers)
+    assert first == second
+
+
+def complex_model() -> None:
+    parameter = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+    model = nn.ParameterList([parameter])
+    with pl.Run(
+        model,
+        SGD(model.parameters(), lr=0.1),
+        data(LENGTH),
+        batch=BATCH,
+        sync=sync.LocalSGD(2, codec=pl.codec.Uniform8()),
+    ) as run:
+        for step in run.steps(steps=2):
+            for x, _ in step:
+                step.backward((x.sum() * parameter).abs().sum())
+            run.optimizer.step()
+
+
+def test_a_codec_does_not_drop_imaginary_parts(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, complex_model):
+        assert outcome.kind == "SettingError"
+        assert "complex" in outcome.text
+
+
+def mixed_precision_weights() -> float:
+    narrow, double = nn.Linear(6, 3), nn.Linear(6, 3).double()
+    model = nn.ModuleList([narrow, double])
+    wide = double.weight.detach().clone()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    sizes = pl.batch.Schedule({0: 12, 24: 20})
+    with pl.Run(model, optimizer, data(LENGTH), batch=sizes, sync=sync.LocalSGD(2)) as run:
+        for step in run.steps(steps=60):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(narrow(x), y) + F.cross_entropy(double(x.double()), y).float())
+            optimizer.step()
+    return float((double.weight.detach() / wide - 1).abs().max())
+
+
+def test_weights_are_exact_for_double_parameters_beside_single_ones(pool: Pool) -> None:
+    # Thirty averages of equal models; in single precision the weights alone would move them by 5e-7.
+    assert max(pool.run(2, mixed_precision_weights)) < 1e-12

@@ -54,6 +54,7 @@ def test_scale_invariant_steps_end_where_the_schedule_says() -> None:
     gains = []
     for step in range(200):
         gains.append(rule.factor(Progress(step), 256))
+        rule.stepped(256, 1)
         rule.observe(a_round(256, variance=3200.0, signal=20.0, step=step))
         if rule.steps >= 500:
             break
@@ -68,6 +69,7 @@ def test_at_the_base_batch_it_does_nothing() -> None:
     rule = AdaScale(base=64)
     for step in range(10):
         assert rule.factor(Progress(step), 64) == 1.0
+        rule.stepped(64, 1)
         rule.observe(a_round(64, variance=100.0 * step, signal=1.0, step=step))
     assert rule.steps == 10
 
@@ -82,12 +84,24 @@ def test_estimates_are_averaged_apart_and_without_a_bias_from_the_start() -> Non
     assert rule.gain(16) == pytest.approx(gain(70 / 3, 0.0, 8, 16))
 
 
-def test_a_round_of_several_steps_counts_them_all() -> None:
+def test_smoothing_is_the_papers_by_default() -> None:
+    by_default, told = AdaScale(base=8), AdaScale(base=8, smoothing=1 - 16 / 8 / 1000)
+    for step, (variance, signal) in enumerate([(10.0, 1.0), (30.0, 2.0), (5.0, 3.0)]):
+        for rule in (by_default, told):
+            rule.observe(a_round(16, variance, signal, step))
+    assert by_default.gain(16) == told.gain(16)
+    # Nearly the plain means at first.
+    assert by_default.gain(16) == pytest.approx(gain(15.0, 2.0, 8, 16), rel=1e-3)
+
+
+def test_steps_are_counted_with_the_gain_that_was_applied() -> None:
     rule = AdaScale(base=8)
-    rule.observe(a_round(16, 10.0, 1.0, step=3, steps=4))
+    rule.stepped(16, 4)
     assert rule.steps == 4
-    rule.observe(a_round(16, 10.0, 1.0, step=7, steps=4))
-    assert rule.steps == pytest.approx(4 + 4 * gain(10.0, 1.0, 8, 16))
+    rule.observe(a_round(16, 10.0, 1.0, step=3, steps=4))
+    rule.stepped(16, 1)
+    rule.stepped(8, 1)
+    assert rule.steps == pytest.approx(4 + gain(10.0, 1.0, 8, 16) + 1)
 
 
 def test_power_is_for_adam() -> None:

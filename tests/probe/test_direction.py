@@ -70,9 +70,6 @@ def test_sketches_are_right_on_average() -> None:
 
 
 def test_too_little_is_known() -> None:
-    assert variance_along(GradientStats(1, 8.0, 1.0, 1.0), 1.0, 1.0) != variance_along(
-        GradientStats(2, 8.0, 1.0, 1.0), 1.0, 1.0
-    )
     assert torch.isnan(torch.tensor(variance_along(GradientStats(1, 8.0, 1.0, 1.0), 1.0, 1.0)))
     assert torch.isnan(torch.tensor(variance_along(GradientStats(4, 8.0, 1.0, 0.0), 1.0, 1.0)))
 
@@ -91,7 +88,7 @@ def test_a_step_that_nobody_asks_about_costs_nothing() -> None:
     probe = Probe()
     parameter = nn.Parameter(torch.zeros(5))
     probe.attach(nn.ParameterList([parameter]), [parameter], frozenset({Need.VARIANCE}))
-    probe.begin(2, measure=False)
+    probe.begin(2, None)
     assert probe.active
     assert not probe.measuring
     for _ in range(2):

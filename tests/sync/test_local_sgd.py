@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
 from paceline import sync
+from paceline.records import Progress
 from tests.pool import Pool, RemoteError
 from tests.problems import data, flat, mlp, train
 
@@ -30,11 +31,13 @@ def make(role: sync.LocalSGD, **settings: Any) -> pl.Run:
         (-3, r"every \(-3\) must be at least 1"),
         (sync.Examples(0), r"every \(Examples\(count=0\)\) must be at least 1"),
         (sync.Steps(2.5), r"every \(Steps\(count=2.5\)\) must be at least 1"),  # type: ignore[arg-type]
-        (sync.PostLocal(-1, 4), r"after \(-1\) must be at least 0 steps"),
+        (sync.PostLocal(-1, 4), r"after \(-1\) must be a whole number of steps, at least 0"),
         (sync.PostLocal(1, 0), r"every \(0\) must be at least 1"),
         (sync.Ramp(1, 8, 0.5, 10), r"never gets from first to last; a factor above 1 grows"),
         (sync.Ramp(8, 1, 2.0, 10), r"never gets from first to last"),
         (sync.Ramp(1, 8, 2.0, 0), r"must be at least 1"),
+        (sync.Ramp(8, 1, float("nan"), 10), r"never gets from first to last"),
+        (sync.PostLocal(1.5, 4), r"whole number of steps"),  # type: ignore[arg-type]
     ],
 )
 def test_periods_that_cannot_be(every: Any, says: str) -> None:
@@ -159,3 +162,32 @@ def test_bytes_are_one_model_for_a_round(pool: Pool) -> None:
     model = 4 * (10_000 * 10 + 10)
     assert [count > 0 for count in sent] == [False, False, True] * 2
     assert all(model < count < 1.01 * model for count in (sent[2], sent[5]))
+
+
+def test_a_ramp_goes_on_for_ever() -> None:
+    ramp = sync.Ramp(1, 32, 2.0, 10)
+    for begin in (0, 10_240, 10**9):
+        lengths = [count for count in range(1, 65) if ramp.ends(Progress(begin), Progress(begin + count))]
+        assert lengths[0] == (1 if begin == 0 else 32)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"measuring": "last"},
+        {"optimizer_state": sync.Average},
+        {"optimizer_state": "average"},
+        {"codec": pl.codec.Uniform8},
+    ],
+)
+def test_settings_of_a_wrong_kind(settings: dict[str, Any]) -> None:
+    with pytest.raises(pl.SettingError, match=next(iter(settings))):
+        sync.LocalSGD(4, **settings)
+
+
+def test_a_run_that_cannot_be_made_leaves_the_role_free() -> None:
+    role = sync.LocalSGD(2)
+    with pytest.raises(pl.SettingError, match="num_workers"):
+        make(role, num_workers=-1)
+    with make(role):
+        pass
