@@ -269,7 +269,7 @@ class LocalSGD:
 
     def _begin_round(self) -> None:
         self._tally.clear()
-        self.merge.trained = {id(parameter) for parameter in self._replica.parameters}
+        self.merge.trained = set()
 
     def _make_merge(self, fleet: Fleet) -> Merge:
         group: Group = fleet
