@@ -6,9 +6,8 @@ import socket
 import statistics
 import sys
 import time
-from pathlib import Path
 
-__all__ = ["carried", "receive", "send"]
+__all__ = ["receive", "send"]
 
 PORT = 5201
 SETTLE = 0.3  # seconds at the beginning that do not count: full buckets, slow start
@@ -17,10 +16,9 @@ PATIENCE = 10.0
 
 
 def receive(seconds: float) -> float:
-    """Take bytes from whoever comes; the bits per second that the link carried while it lasted.
+    """Take bytes from whoever comes; the bits per second while it lasted.
 
-    That is whole frames, by the counters of the interface: they are what a rate limits, and 4 % more than what is in
-    them. It is the median of a few slices of the time: a pause that TCP makes after a lost packet is not the link's.
+    It is the median of a few slices of the time: a pause that TCP makes after a lost packet is not the link's.
     """
     with socket.create_server(("", PORT)) as server:
         server.settimeout(PATIENCE)
@@ -37,17 +35,10 @@ def receive(seconds: float) -> float:
 
 
 def _rate(stream: socket.socket, buffer: bytearray, seconds: float) -> float:
-    before, since = carried(), time.monotonic()
-    while time.monotonic() < since + seconds and stream.recv_into(buffer):
-        pass
-    return 8 * (carried() - before) / (time.monotonic() - since)
-
-
-def carried() -> int:
-    """Bytes that this host's links have brought it, headers included."""
-    lines = Path("/proc/net/dev").read_text().splitlines()[2:]
-    counters = {name.strip(): int(numbers.split()[0]) for name, numbers in (line.split(":") for line in lines)}
-    return sum(count for name, count in counters.items() if name != "lo")
+    count, since = 0, time.monotonic()
+    while (now := time.monotonic()) < since + seconds and (got := stream.recv_into(buffer)):
+        count += got
+    return 8 * count / (now - since)
 
 
 def send(host: str, seconds: float) -> None:
