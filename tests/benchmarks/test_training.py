@@ -53,9 +53,9 @@ def test_one_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: s
     found = json.loads((tmp_path / "found.json").read_text())
     assert 0 < found["steps"] <= 8
     assert found["rounds"] >= 1
-    assert 0 <= found["accuracy"] <= 1
-    reached = found["to_target"]
-    assert reached is None or reached["examples"] <= 256
+    assert 0 <= found["accuracy"] <= 1  # so few steps need not teach anything
+    assert found["last_batch"] >= 32
+    assert found["rounds"] < found["steps"]
 
 
 def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
