@@ -231,10 +231,12 @@ class Fleet(Group):
         """Called now and then while waiting: raises if there is no point in waiting longer."""
         assert self._watch is not None
         waited = time.monotonic() - since
-        if waited > 1.0:
+        if waited > min(1.0, self.deadline):
             self._watch.attend(True)
             self._blame_who_left()
-        if self._watch.trouble is None and waited > self.deadline:
+        # Who looks around only shortly before the deadline cannot tell the dead from the late yet.
+        patience = 2 * SILENT if self._watch.undecided() else 0.0
+        if self._watch.trouble is None and waited > self.deadline + patience:
             silent = tuple(self._watch.silent())
             ranks = silent or missing or self._watch.elsewhere()
             happened = "gave no sign of life" if silent else "is alive, but late"

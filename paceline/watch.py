@@ -55,6 +55,7 @@ class Watch:
         self._store = store
         self._doing: tuple[int, str, float] = (0, "starting", time.monotonic())
         self._beats: dict[int, tuple[Beat, float]] = {}
+        self._alive: set[int] = set()
         self._attentive = False
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake = threading.Event()
@@ -81,6 +82,7 @@ class Watch:
         """Start or stop reading the others' heartbeats: done while a wait has become long."""
         if on and not self._attentive:
             self._beats.clear()
+            self._alive.clear()
             self._wake.set()
         self._attentive = on
 
@@ -105,6 +107,11 @@ class Watch:
             return {0: now - self._answered}  # the store, which rank 0 or its launcher hosts, does not answer
         beats = list(self._beats.items())
         return {rank: now - at for rank, (_, at) in beats if now - at >= SILENT}
+
+    def undecided(self) -> bool:
+        """Whether some worker may be alive or not: its heart has not beaten again since this one attends, nor was
+        it ``silent`` for long enough."""
+        return not self.silent() and len(self._alive) < self.size - 1
 
     def elsewhere(self) -> tuple[int, ...]:
         """The workers that were doing something else than this one when they were last heard."""
@@ -205,5 +212,8 @@ class Watch:
         now = time.monotonic()
         for rank, value in zip(others, values, strict=True):
             beat = msgspec.json.decode(value, type=Beat)
-            if rank not in self._beats or self._beats[rank][0].count != beat.count:
+            before = self._beats.get(rank)
+            if before is None or before[0].count != beat.count:
                 self._beats[rank] = (beat, now)
+            if before is not None and before[0].count != beat.count:
+                self._alive.add(rank)

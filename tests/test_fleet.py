@@ -48,6 +48,28 @@ def test_a_gathering_that_one_does_not_come_to_names_it(pool: Pool) -> None:
         assert "doing something else, step 9" in outcome.text
 
 
+def one_has_no_heartbeat(dead: bool) -> None:
+    fleet = pl.Fleet.join(deadline=0.5)
+    assert fleet._watch is not None
+    try:
+        if fleet.rank != 1:
+            fleet.gather(b"here", "the parts of a checkpoint")
+        else:
+            if dead:
+                fleet._watch.close()
+            time.sleep(6)
+    finally:
+        fleet.close()
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_deadline_shorter_than_a_silence_tells_the_dead_from_the_late(pool: Pool, dead: bool) -> None:
+    first, _, third = pool.outcomes(3, one_has_no_heartbeat, dead)
+    for outcome in (first, third):
+        assert isinstance(outcome, RemoteError)
+        assert f"rank 1 {'gave no sign of life' if dead else 'is alive, but late'} (rank 1: last" in outcome.text
+
+
 def broadcasting() -> list[bytes]:
     fleet = pl.Fleet.join(deadline=20)
     sent = [b"", b"x", bytes(range(256)) * 1000]

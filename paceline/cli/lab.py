@@ -71,8 +71,9 @@ def run(
 def check(cluster: ClusterFile) -> None:
     """Build a cluster and measure what it really gives, beside what the file asks for; its events do not happen.
 
-    Rates are what a program can send: headers take about 5 percent. The exit code is 1 if anything is off by more than
-    10 percent; then see what else runs on this machine.
+    Rates are those of whole frames; a program can send about 95 percent of it. A link that is off by more than 10
+    percent is measured again, up to three times in all. The exit code is 1 if anything is still off; then see what
+    else runs on this machine.
     """
     with plain_errors():
         path = find_cluster(cluster)

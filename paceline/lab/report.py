@@ -89,12 +89,14 @@ def check_table(found: Sequence[Measured]) -> Table:
     table = Table("", "", box=None, pad_edge=False)
     for column in ("asked", "measured", "ratio"):
         table.add_column(column, justify="right")
+    table.add_column("")
     for each in found:
         asked, measured = f"{each.asked:g} cores", f"{each.found:.3f} cores"
         if each.what != "cpu":
             asked, measured = show_rate(round(each.asked)), f"{each.found / 1e6:.2f} Mbit/s"
         style = "" if each.good else "bold red"
-        table.add_row(each.name, each.what, asked, measured, f"{each.ratio:.3f}", style=style)
+        again = f"measured {each.tries} times" if each.tries > 1 else ""
+        table.add_row(each.name, each.what, asked, measured, f"{each.ratio:.3f}", again, style=style)
     return table
 
 
