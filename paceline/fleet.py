@@ -7,8 +7,10 @@ import os
 import re
 import sys
 import time
+import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Fleet"]
 
 SLICE = 0.25  # seconds between two looks at the watch while waiting
+FOREVER = timedelta(days=365)
 GRACE = 2.0  # torch's own limit is later than the deadline by so much, so that ours, which can name ranks, comes first
 
 
@@ -41,7 +44,9 @@ class Fleet(Group):
     def __init__(self, rank: int, size: int, deadline: float, watch: Watch | None) -> None:
         self.rank, self.size, self.deadline = rank, size, deadline
         self._watch = watch
-        self._gathers = 0
+        self._gathers, self._gathered = 0, ""
+        self._moved: float | None = None
+        self._places: dict[int, tuple[int, str]] = {}
         self._closed = False
         self._line = _line_to_harness()
         # A collective needs tensors where its backend works: gloo's on the CPU, NCCL's on this worker's GPU (the
@@ -109,7 +114,9 @@ class Fleet(Group):
         if self._watch is None:
             return [blob]
         self._gathers += 1
-        prefix = f"gather/{self._gathers}"
+        # Who gathers for something else is not met by mistake, even if it is the same time for both.
+        prefix, before = f"gather/{self._gathers}/{zlib.crc32(what.encode())}", self._gathered
+        self._gathered = prefix
         self._watch.set(f"{prefix}/{self.rank}", blob)
         since = time.monotonic()
         found: dict[int, bytes] = {self.rank: blob}
@@ -130,7 +137,7 @@ class Fleet(Group):
                 time.sleep(0.002 if time.monotonic() - since < 1 else 0.05)
         self._watch.attend(False)
         # Who has come to this gathering has read the one before, so that this worker's part of it can go.
-        self._watch.drop(f"gather/{self._gathers - 1}/{self.rank}")
+        self._watch.drop(f"{before}/{self.rank}")
         return [found[rank] for rank in range(self.size)]
 
     def agree(self, items: dict[str, str]) -> None:
@@ -164,6 +171,23 @@ class Fleet(Group):
             raise self.lost(what, since, error) from error
         if self._watch:
             self._watch.attend(False)
+
+    @contextmanager
+    def patiently(self) -> Iterator[None]:
+        """While inside, the deadline is for the time in which no other worker moves on, not for the whole wait.
+
+        For one that has left the loop, and meets the others when they have done what they have to do.
+        """
+        if self._watch is None:
+            yield
+            return
+        dist.distributed_c10d._set_pg_timeout(FOREVER, dist.group.WORLD)
+        self._moved = time.monotonic()
+        try:
+            yield
+        finally:
+            self._moved = None
+            dist.distributed_c10d._set_pg_timeout(self.torch_limit, dist.group.WORLD)
 
     def lost(self, what: str, since: float, error: BaseException) -> WorkerLost:
         """Find out whose fault a broken connection is; takes a few heartbeats at most."""
@@ -234,13 +258,20 @@ class Fleet(Group):
         if waited > min(1.0, self.deadline):
             self._watch.attend(True)
             self._blame_who_left()
+        limit = self.deadline
+        if self._moved is not None:
+            limit *= 2  # whoever the others wait for, they know better
+            if (places := self._watch.places()) != self._places:
+                self._places, self._moved = places, time.monotonic()
+            waited = time.monotonic() - max(since, self._moved)
         # Who looks around only shortly before the deadline cannot tell the dead from the late yet.
         patience = 2 * SILENT if self._watch.undecided() else 0.0
-        if self._watch.trouble is None and waited > self.deadline + patience:
+        if self._watch.trouble is None and waited > limit + patience:
             silent = tuple(self._watch.silent())
             ranks = silent or missing or self._watch.elsewhere()
-            happened = "gave no sign of life" if silent else "is alive, but late"
-            self._watch.post(ranks, self._describe(ranks, happened, f"the deadline of {self.deadline:g} s passed"))
+            alive = "is alive, but late" if len(ranks) == 1 else "are alive, but late"
+            happened = "gave no sign of life" if silent else alive
+            self._watch.post(ranks, self._describe(ranks, happened, f"the deadline of {limit:g} s passed"))
         if self._watch.trouble is not None:
             raise self._error(what, since)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.clock import Clock
 from paceline.record import folder
-from paceline.records import Event, Progress, Round, StepDone
+from paceline.records import Event, Note, Progress, Round, StepDone
 from paceline.roles import Recorder, Sync
 
 __all__ = ["Journal"]
@@ -39,7 +39,7 @@ class Journal:
         began, self._began = self._began or 0.0, None
         if not self._recorders:
             return
-        notes, waits = round.notes, round.waits
+        notes, waits, seconds = round.notes, round.waits, time.perf_counter() - began
         self.write(
             StepDone(
                 time=time.time(),
@@ -49,7 +49,7 @@ class Journal:
                 batch=round.plan.batch,
                 loss=round.loss,
                 learning_rate=learning_rate,
-                seconds=time.perf_counter() - began,
+                seconds=seconds,
                 counts=[int(note.examples) for note in notes],
                 load_seconds=[note.load_seconds for note in notes],
                 compute_seconds=[note.compute_seconds for note in notes],
@@ -60,6 +60,7 @@ class Journal:
                 stats=round.stats,
                 steps=round.steps,
                 drift=round.drift,
+                efficiency=_efficiency(notes, seconds),
             )
         )
 
@@ -68,3 +69,8 @@ class Journal:
         for recorder in self._recorders:
             recorder.close()
         self._recorders = []
+
+
+def _efficiency(notes: Sequence[Note], seconds: float) -> float | None:
+    alone = sum(note.examples / note.busy_seconds for note in notes if note.busy_seconds > 0)
+    return sum(note.examples for note in notes) / seconds / alone if alone and seconds > 0 else None

@@ -19,8 +19,8 @@ from paceline.hooks import OptimizerHooks
 from paceline.identity import identity, versions
 from paceline.journal import Journal
 from paceline.planner import Cursor, advance, cut
-from paceline.records import Ended, Plan, Progress, Round, Started
-from paceline.roles import Asker, Counter, Due, Need, Observer
+from paceline.records import Ended, Plan, Progress, Remark, Round, Started
+from paceline.roles import Asker, Counter, Due, Need, Observer, Speaker
 from paceline.signals import Signals
 from paceline.step import Machinery, Phase, Step, compare_plans, round_of
 
@@ -51,6 +51,8 @@ class Loop:
         self._warned = False
         roles = {id(role): role for role in run.roles().values()}.values()  # one object may have two roles
         self._observers = [role for role in roles if isinstance(role, Observer)]
+        self._batch_norm = run.replica.batch_norm if run.fleet.size > 1 else ""
+        self._speakers = [role for role in roles if isinstance(role, Speaker)]
         self._counter = run.lr if isinstance(run.lr, Counter) else None
         self._askers = [role for role in roles if isinstance(role, Asker) and role.needs]
 
@@ -106,8 +108,19 @@ class Loop:
             future = partial(self._foresee_draws, hand, self._drawn + 1)
             return Step(self._parts, draw(hand, self._drawn), False, future)
         plan = self.plan(self.cursor, goal)
+        if self._batch_norm and max(plan.counts) - min(plan.counts) > 1:
+            self._warn_of_batch_norm(plan)
         self._after = after = advance(self.cursor, plan, self._run.lengths)
         return Step(self._parts, plan, after.progress.epoch > plan.epoch, partial(self._foresee, after, goal))
+
+    def _warn_of_batch_norm(self, plan: Plan) -> None:
+        layer, self._batch_norm = self._batch_norm, ""
+        if self._run.fleet.rank == 0:
+            warnings.warn(
+                f"{layer} takes its statistics over each worker's own examples, which are {list(plan.counts)} now: the "
+                "result depends on who takes how many. GroupNorm or LayerNorm does not",
+                stacklevel=4,
+            )
 
     def _apart(self) -> bool:
         """Whether workers go at their own pace now: decided when a round begins."""
@@ -194,6 +207,9 @@ class Loop:
     def _learn(self, round: Round, applied: bool) -> None:
         for observer in self._observers:
             observer.observe(round)
+        for speaker in self._speakers:
+            for text in speaker.remarks():
+                self._journal.write(Remark(time.time(), round.plan.step, text))
         self._stopping = int(max(note.stop for note in round.notes))
         run = self._run
         clock, rate = self._parts.clock, self.hooks.learning_rate

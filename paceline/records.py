@@ -23,6 +23,7 @@ __all__ = [
     "Note",
     "Plan",
     "Progress",
+    "Remark",
     "Resumed",
     "Round",
     "Saved",
@@ -120,13 +121,15 @@ class Note(msgspec.Struct, frozen=True):
     """Weight of the step in which its own mean gradient was looked at, where rounds have several."""
     own_sqnorm: float = 0.0
     """Squared norm of that gradient."""
+    most: float = 0.0
+    """Examples that fit into its memory at once, if more did not; 0 if all did."""
 
 
 _LARGEST = frozenset({"stop", "save", "final"})
 
 
 def combine_all(notes: Sequence[Note]) -> Note:
-    """One note for steps of a worker, one after the other; ``busy_seconds`` is that of the last."""
+    """One note for steps of a worker, one after the other; ``busy_seconds`` and ``most`` are those of the last."""
     if len(notes) == 1:
         return notes[0]
     names, columns = Note.__struct_fields__, zip(*map(msgspec.structs.astuple, notes), strict=True)
@@ -134,7 +137,7 @@ def combine_all(notes: Sequence[Note]) -> Note:
     digest = int(notes[0].plan)
     for note in notes[1:]:
         digest = zlib.crc32(int(note.plan).to_bytes(4, "big"), digest)
-    return Note(**{**found, "plan": digest, "busy_seconds": notes[-1].busy_seconds})
+    return Note(**{**found, "plan": digest, "busy_seconds": notes[-1].busy_seconds, "most": notes[-1].most})
 
 
 def combine(first: Note, second: Note) -> Note:
@@ -282,6 +285,8 @@ class StepDone(Event, frozen=True):
     """The steps of the round: its examples, losses and seconds are sums or means over all of them."""
     drift: float | None = None
     """How far the workers' models were from their average, where they train apart."""
+    efficiency: float | None = None
+    """Examples per second over the sum of what the workers would do alone: 1 if nobody waits and nothing is sent."""
 
 
 class Measured(Event, frozen=True):
@@ -289,6 +294,13 @@ class Measured(Event, frozen=True):
 
     step: int
     values: dict[str, float]
+
+
+class Remark(Event, frozen=True):
+    """Something that a role has noticed: a worker that is a burden, say."""
+
+    step: int
+    text: str
 
 
 class Saved(Event, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Container
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import SettingError
@@ -50,6 +51,14 @@ class Replica:
             )
         if not self.parameters:
             raise SettingError("no parameter of the model requires a gradient, so there is nothing to train")
+
+    @property
+    def batch_norm(self) -> str:
+        """The name of a layer that takes statistics over the worker's own examples; empty if there is none."""
+        for name, layer in self.module.named_modules():
+            if isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm):
+                return f"{name} ({type(layer).__name__})"
+        return ""
 
     @property
     def named(self) -> list[tuple[str, nn.Parameter]]:

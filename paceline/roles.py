@@ -33,6 +33,7 @@ __all__ = [
     "Observer",
     "Order",
     "Recorder",
+    "Speaker",
     "Stateful",
     "Sync",
 ]
@@ -68,6 +69,14 @@ class Observer(Protocol):
 
     def observe(self, round: Round) -> None:
         """See a finished round: the same one on all workers."""
+
+
+@runtime_checkable
+class Speaker(Protocol):
+    """A role that notices things which belong into the record."""
+
+    def remarks(self) -> list[str]:
+        """What it has noticed since it was asked last, each a sentence; asked after every round."""
 
 
 @runtime_checkable

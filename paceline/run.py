@@ -29,6 +29,7 @@ from paceline.loader import Collate
 from paceline.loop import Loop
 from paceline.lr import Constant
 from paceline.measure import Measure
+from paceline.memory import Memory
 from paceline.order import Shuffle
 from paceline.planner import Cursor
 from paceline.probe import Example, Probe
@@ -130,7 +131,8 @@ class Run:
             raise
         measure = Measure(self.fleet, probe)
         wants = self._loop.wishes, self._loop.looks
-        self._parts = Machinery(self.fleet, feed, self.sync, probe, measure, Clock(), scaler, *wants)
+        own = Clock(), Memory(), self._replica, scaler
+        self._parts = Machinery(self.fleet, feed, self.sync, probe, measure, *own, *wants)
         self._loop.equip(self._parts, self._journal)
 
     @property
@@ -196,7 +198,7 @@ class Run:
 
     def consensus(self) -> AbstractContextManager[None]:
         """``with run.consensus():`` the model is the average over all workers; all must enter together."""
-        self._refuse_within_a_round("run.consensus")
+        self._come_together("run.consensus")
         return self.sync.consensus()
 
     def log(self, **values: float) -> None:
@@ -209,9 +211,12 @@ class Run:
             if current.phase is Phase.READY and self.scaler is None:
                 raise LoopError(f"run.save was called before optimizer.step() in step {current.index}; call it after")
             self._loop.close_step(current)
-        self._refuse_within_a_round("run.save")
+        self._come_together("run.save")
+        return self._save(Path(path))
+
+    def _save(self, path: Path) -> Path:
         began = time.perf_counter()
-        path, size = snapshot.save(self, Path(path))
+        path, size = snapshot.save(self, path)
         self._journal.write(Saved(time.time(), self.progress.step, str(path), size, time.perf_counter() - began))
         return path
 
@@ -232,7 +237,7 @@ class Run:
         self._journal.write(Resumed(time.time(), self.progress.step, str(file), tree["workers"]))
         return True
 
-    def _refuse_within_a_round(self, call: str) -> None:
+    def _come_together(self, call: str) -> None:
         self._loop.settle()
         if self._loop.hand is not None:
             raise LoopError(
@@ -240,6 +245,10 @@ class Run:
                 "that they would not come here together; call it in the steps where step.round is not None, which are "
                 "the same on all workers"
             )
+        # One that has left the loop waits in another exchange: not to be met there by mistake.
+        if self._loop.current is not None and self.sync.waits_for_leavers:
+            self.fleet.doing(self._loop.current.index, f"waiting for the others to call {call}")
+            self.fleet.gather(b"", f"the others to call {call}")
 
     def close(self) -> None:
         """Remove all hooks, end loader processes and records, leave the fleet."""
@@ -268,7 +277,7 @@ class Run:
     def save_by_itself(self) -> None:
         """Save where the checkpoint policy says, if there is one: all workers must call it."""
         if self.checkpoint:
-            self.save(self.checkpoint.path(self.progress.step))
+            self._save(self.checkpoint.path(self.progress.step))
             if self.fleet.rank == 0:
                 self.checkpoint.mark(time.monotonic())
                 self.checkpoint.prune()

@@ -30,7 +30,7 @@ def save(run: Run, path: Path) -> tuple[Path, int]:
     blob = _pack(own) if own else b""
     own_states = run.fleet.collect_bytes(blob, "the states of all workers for a checkpoint")
     trouble, size = b"", 0
-    with run.consensus():
+    with run.sync.consensus():
         tree = {**take(run), "own_states": own_states}
         if run.fleet.rank == 0:
             try:

@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from paceline.errors import LoopError, NonFiniteLoss, WorkersDisagree
 from paceline.feed import Feed
 from paceline.fleet import Fleet
 from paceline.measure import Measure
+from paceline.memory import Memory, ran_out
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress, Round
+from paceline.replica import Replica
 from paceline.roles import Need, Sync
 
 __all__ = ["Machinery", "Phase", "Step"]
@@ -46,6 +49,8 @@ class Machinery:
     probe: Probe
     measure: Measure
     clock: Clock
+    memory: Memory
+    replica: Replica
     scaler: torch.amp.GradScaler | None
     wishes: Callable[[], tuple[float, float]]
     """What this worker wants of all: ``(stop, save)`` for its note."""
@@ -74,6 +79,7 @@ class Step:
         self._pieces = len(plan.pieces(parts.fleet.rank))
         self._seen = 0
         self._waiting_for_backward = 0
+        self._examples = self._too_large = 0
         self._losses: list[tuple[Tensor, float]] = []
         self._hidden_exchange = 0.0
         self._loss = math.nan
@@ -105,22 +111,12 @@ class Step:
         parts, plan = self._parts, self.plan
         parts.clock.start()
         parts.fleet.doing(self.index, "computing")
-        parts.probe.begin(self._pieces, parts.looks(plan))
         try:
-            for examples, batch in parts.feed.micro_batches(plan, self._future):
-                parts.clock.loaded()
-                self._seen += 1
-                self._waiting_for_backward = examples
-                parts.probe.before(batch)
-                with parts.sync.around(plan, last=self._seen == self._pieces):
-                    yield batch
-                if self._waiting_for_backward:
-                    raise LoopError(
-                        f"step.backward(loss) was not called for micro-batch {self._seen} of {self._pieces} in step "
-                        f"{self.index}; call it once in every turn of the inner loop, instead of loss.backward()"
-                    )
-                parts.clock.computed(self._hidden_exchange)
-                self._hidden_exchange = 0.0
+            while True:
+                yield from self._micro_batches(parts.memory.fit(plan))
+                if not self._too_large:
+                    break
+                self._begin_again()
             self._finish()
         except GeneratorExit:
             raise  # the loop was left: the phase stays open, and the optimizer refuses to step
@@ -128,6 +124,61 @@ class Step:
             parts.failure = type(error).__name__
             parts.fleet.fail(error)
             raise
+
+    def _micro_batches(self, plan: Plan) -> Iterator[Any]:
+        """One pass over this worker's examples; it ends early if memory does."""
+        parts = self._parts
+        self._pieces = len(plan.pieces(parts.fleet.rank))
+        parts.probe.begin(self._pieces, parts.looks(self.plan))
+        for examples, batch in parts.feed.micro_batches(plan, self._future):
+            parts.clock.loaded()
+            self._seen += 1
+            self._waiting_for_backward = self._examples = examples
+            parts.probe.before(batch)
+            with parts.sync.around(self.plan, last=self._seen == self._pieces):
+                yield batch
+            if self._too_large:
+                return
+            if self._waiting_for_backward:
+                raise LoopError(
+                    f"step.backward(loss) was not called for micro-batch {self._seen} of {self._pieces} in step "
+                    f"{self.index}; call it once in every turn of the inner loop, instead of loss.backward()"
+                )
+            parts.clock.computed(self._hidden_exchange)
+            self._hidden_exchange = 0.0
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Put the body of the inner loop into it, and a step that does not fit into the memory is done again.
+
+        The same examples come again from the beginning, in pieces of half the size, and their gradients replace what
+        there was: the step is the same as if it had fitted. This worker remembers the size, and tells the balance.
+        """
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            if self._parts.sync.counts_backward:
+                raise LoopError(
+                    f"memory ran out in step {self.index}, and a module wrapped in DistributedDataParallel cannot do a "
+                    "step again; give Run the bare module, or a smaller micro"
+                ) from error
+            if self._examples < 2:
+                raise LoopError(
+                    f"memory ran out in step {self.index} with a single example; use another model"
+                ) from error
+            self._too_large = self._examples
+        self._waiting_for_backward = 0 if self._too_large else self._waiting_for_backward
+
+    def _begin_again(self) -> None:
+        parts = self._parts
+        parts.memory.shrink(self._too_large, self.index)
+        for parameter in parts.replica.parameters:
+            parameter.grad = None
+        self._seen = self._too_large = 0
+        self._losses.clear()
+        parts.clock.computed()
 
     def backward(self, loss: Tensor, weight: float | None = None) -> None:
         """Add the gradient of a micro-batch's mean loss.
@@ -196,11 +247,13 @@ class Step:
         parts, plan = self._parts, self.plan
         units, unit_sqnorm = parts.probe.numbers(parts.sync.collect(plan))
         stop, save = parts.wishes()
+        loss = sum(float(loss) * weight for loss, weight in self._losses if weight)
+        parts.clock.computed()  # reading the losses has waited for the device, where there is one
         note = Note(
             plan=plan.digest(),
             examples=plan.counts[parts.fleet.rank],
             weight=sum(weight for _, weight in self._losses),
-            loss=sum(float(loss) * weight for loss, weight in self._losses if weight),
+            loss=loss,
             stop=stop,
             save=save,
             load_seconds=parts.clock.load,
@@ -208,6 +261,7 @@ class Step:
             busy_seconds=parts.clock.busy,
             units=units,
             unit_sqnorm=unit_sqnorm,
+            most=parts.memory.most,
         )
         parts.fleet.doing(self.index, "averaging gradients")
         notes = parts.sync.before_step(plan, note)

@@ -113,10 +113,13 @@ class Watch:
         it ``silent`` for long enough."""
         return not self.silent() and len(self._alive) < self.size - 1
 
+    def places(self) -> dict[int, tuple[int, str]]:
+        """The step that every other worker was in when it was last heard, and what it did there."""
+        return {rank: (beat.step, beat.doing) for rank, (beat, _) in list(self._beats.items())}
+
     def elsewhere(self) -> tuple[int, ...]:
         """The workers that were doing something else than this one when they were last heard."""
-        mine = self._doing[:2]
-        return tuple(rank for rank, (beat, _) in list(self._beats.items()) if (beat.step, beat.doing) != mine)
+        return tuple(rank for rank, place in self.places().items() if place != self._doing[:2])
 
     def last_words(self, rank: int) -> str:
         """What a worker said last, for error messages."""

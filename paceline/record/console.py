@@ -10,7 +10,7 @@ from typing import NamedTuple, TextIO
 from paceline.record.appending import give_up
 from paceline.record.display import Status, display_for
 from paceline.record.pace import Pace, duration
-from paceline.records import Ended, Event, Measured, Progress, Resumed, Saved, Started, StepDone
+from paceline.records import Ended, Event, Measured, Progress, Remark, Resumed, Saved, Started, StepDone
 
 __all__ = ["Console", "Way", "way"]
 
@@ -97,6 +97,8 @@ class Console:
             case Measured():
                 values = "  ".join(f"{name} {value:.6g}" for name, value in event.values.items())
                 self._display.say(f"step {event.step:,}: {values}", "cyan")
+            case Remark():
+                self._display.say(f"step {event.step:,}: {event.text}", "yellow")
             case Saved():
                 self._display.say(f"step {event.step:,}: saved {event.path} ({event.seconds:.1f} s)")
             case Resumed():
@@ -130,6 +132,8 @@ class Console:
             examples_per_second=recent.examples_per_second,
             batch=step.batch,
             waiting=recent.waiting,
+            efficiency=recent.efficiency,
+            shares=tuple(count // step.steps for count in step.counts),
             done=min(1.0, ahead.done / ahead.total) if ahead is not None else None,
             seconds_left=seconds_left,
         )

@@ -18,6 +18,8 @@ from paceline.record.pace import duration
 
 __all__ = ["Display", "Lines", "LiveDisplay", "Status", "display_for"]
 
+MOST_SHARES = 8
+
 
 class Status(msgspec.Struct, frozen=True):
     """The numbers that are shown."""
@@ -33,6 +35,10 @@ class Status(msgspec.Struct, frozen=True):
     batch: int
     waiting: float
     """Share of all workers' time."""
+    efficiency: float
+    """Examples per second over the sum of what the workers would do alone."""
+    shares: tuple[int, ...]
+    """Each worker's examples in the last step."""
     done: float | None
     """Part of the whole run, from 0 to 1; None if its end is not known."""
     seconds_left: float
@@ -46,8 +52,13 @@ class Status(msgspec.Struct, frozen=True):
         """How it goes."""
         return (
             f"loss {self.loss:.4g}  {self.examples_per_second:,.0f} examples/s  "
-            f"batch {self.batch:,}  waiting {self.waiting:.0%}"
+            f"batch {self.batch:,}{self._who()}  waiting {self.waiting:.0%}  efficiency {self.efficiency:.0%}"
         )
+
+    def _who(self) -> str:
+        """The shares, where they differ and there are not too many to show."""
+        uneven = max(self.shares) - min(self.shares) > 1
+        return f" ({' + '.join(map(str, self.shares))})" if uneven and len(self.shares) <= MOST_SHARES else ""
 
     def outlook(self) -> str:
         """How much is still to come; empty if that is not known."""

@@ -12,11 +12,11 @@ from msgspec import inspect
 
 from paceline.errors import PacelineError, SettingError
 from paceline.record.appending import AppendFile
-from paceline.records import Ended, Event, Measured, Resumed, Saved, Started, StepDone
+from paceline.records import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
 
 __all__ = ["AnyEvent", "JsonLines", "read"]
 
-AnyEvent = Started | StepDone | Measured | Saved | Resumed | Ended
+AnyEvent = Started | StepDone | Measured | Remark | Saved | Resumed | Ended
 """Every event that a file may hold."""
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

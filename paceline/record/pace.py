@@ -29,6 +29,7 @@ class Pace:
         self._loss_examples = 0.0
         self._waited = 0.0
         self._workers_seconds = 0.0
+        self._used = 0.0
         self._variance = 0.0
         self._signal = 0.0
         self._seen = 0.0
@@ -41,6 +42,7 @@ class Pace:
         self.seconds = keep * self.seconds + step.seconds
         self._waited = keep * self._waited + sum(step.wait_seconds)
         self._workers_seconds = keep * self._workers_seconds + step.seconds * len(step.wait_seconds)
+        self._used = keep * self._used + step.seconds * (step.efficiency or 0.0)
         if math.isfinite(step.loss):  # one bad step must not hide all good ones that follow
             self._loss = keep * self._loss + step.loss * examples
             self._loss_examples = keep * self._loss_examples + examples
@@ -64,6 +66,11 @@ class Pace:
     def waiting(self) -> float:
         """Share of all workers' time that they spent on waiting for the slowest."""
         return self._waited / self._workers_seconds if self._workers_seconds else 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """Examples per second over the sum of what the workers would do alone."""
+        return self._used / self.seconds if self.seconds else 0.0
 
     @property
     def variance(self) -> float:

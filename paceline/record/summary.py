@@ -46,6 +46,8 @@ class Summary(msgspec.Struct, frozen=True):
     """The last value of every name that was given to ``run.log``."""
     workers: tuple[WorkerSummary, ...]
     """By rank."""
+    efficiency: float
+    """Examples per second over the sum of what the workers would do alone."""
     reason: str | None
     """Why the run ended; None if the events do not say: it still runs, or was killed."""
 
@@ -76,7 +78,7 @@ class _Sums:
 def summary(events: Iterable[Event]) -> Summary:
     """Sum up events, as :func:`~paceline.record.read` gives them. One pass: they need not fit into memory."""
     steps = examples = bytes_sent = 0
-    seconds, loss = 0.0, math.nan
+    seconds, used, loss = 0.0, 0.0, math.nan
     measured: dict[str, float] = {}
     reason: str | None = None
     workers: list[_Sums] = []
@@ -86,6 +88,7 @@ def summary(events: Iterable[Event]) -> Summary:
                 steps += event.steps
                 examples += sum(event.counts)
                 seconds += event.seconds
+                used += event.seconds * (event.efficiency or 0.0)
                 loss = event.loss
                 bytes_sent += event.bytes_sent
                 reason = None
@@ -102,6 +105,7 @@ def summary(events: Iterable[Event]) -> Summary:
         bytes_sent=bytes_sent,
         measured=measured,
         workers=tuple(worker.shares() for worker in workers),
+        efficiency=used / seconds if seconds else 0.0,
         reason=reason,
     )
 
@@ -123,7 +127,7 @@ def table(summary: Summary) -> Table:
     """A summary for people: totals above, one row for each worker, measured values below."""
     title = (
         f"{summary.steps:,} steps, {summary.examples:,} examples, {duration(summary.seconds)}, "
-        f"{summary.examples_per_second:,.0f} examples/s\n"
+        f"{summary.examples_per_second:,.0f} examples/s, efficiency {summary.efficiency:.0%}\n"
         f"loss {summary.loss:.4g}, {decimal(summary.bytes_sent)} sent by worker 0, "
         f"{summary.reason or 'no end recorded'}"
     )

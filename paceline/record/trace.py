@@ -12,7 +12,7 @@ import msgspec
 
 from paceline.errors import SettingError
 from paceline.record.appending import AppendFile
-from paceline.records import Ended, Event, Resumed, Saved, Started, StepDone
+from paceline.records import Ended, Event, Remark, Resumed, Saved, Started, StepDone
 
 __all__ = ["Trace", "consecutive", "step_entries"]
 
@@ -96,6 +96,8 @@ class Trace:
                     self._step(event)
             case Started():
                 self._write(self._new_names(event.workers))
+            case Remark():
+                self._mark(event.text, event)
             case Saved():
                 self._mark(f"saved after step {event.step}", event)
             case Resumed():

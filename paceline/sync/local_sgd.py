@@ -205,7 +205,8 @@ class LocalSGD:
         note = self._tally.whole
         note = msgspec.structs.replace(note, stop=max(1.0, note.stop))
         if not self.overlap:
-            return self._end_round(note, plan.step)
+            with self.fleet.patiently():
+                return self._end_round(note, plan.step)
         # The others learn of it when that average lands; then all end the round that they are in.
         landed = self._land() if self.merge.flight is not None else None
         self._set_off(note, plan.step)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import torch.nn.functional as F
 import paceline as pl
 from paceline import sync
 from paceline.testing import Workers
-from tests.pool import Pool
+from tests.pool import Pool, RemoteError
 from tests.problems import data, mlp
 
 DEADLINE = 3.0
@@ -88,3 +90,42 @@ def test_an_error_is_not_taken_for_a_break(pool: Pool, kind: str, early: bool) -
         name, told = found[rank]
         assert name == "WorkerLost"
         assert f"rank {CULPRIT} raised ValueError: a bad example" in told
+
+
+def one_leaves(call: str, tmp: str) -> str:
+    """Worker 1 breaks in the first step of a round; the others need longer than the deadline to end it."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pl.Run(model, optimizer, data(400), batch=12, deadline=1.0, sync=sync.LocalSGD(8)) as run:
+        for step in run.steps(steps=40):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            if run.fleet.rank == CULPRIT:
+                break
+            time.sleep(0.4)
+            if step.index == 3 and call == "save":
+                run.save(f"{tmp}/checkpoint")
+            if step.index == 3 and call == "consensus":
+                with run.consensus():
+                    pass
+        return f"{run.progress.step} {run.replica.digest()}"
+
+
+def test_who_has_left_waits_as_long_as_the_others_move_on(pool: Pool) -> None:
+    found = pool.run(3, one_leaves, "nothing", "")
+    assert len(set(found)) == 1
+    assert found[0].startswith("8 ")
+
+
+@pytest.mark.parametrize("call", ["save", "consensus"])
+def test_what_is_for_all_workers_names_the_one_that_has_left(pool: Pool, tmp_path: Path, call: str) -> None:
+    """Not met by mistake in the average that it waits in."""
+    found = pool.outcomes(3, one_leaves, call, str(tmp_path))
+    for rank in (0, 2):
+        outcome = found[rank]
+        assert isinstance(outcome, RemoteError)
+        assert outcome.kind == "WorkerLost"
+        says = rf"for the others to call run\.{call}: rank 1 is alive, but late \(rank 1: .*averaging models"
+        assert re.search(says, outcome.text), outcome.text

@@ -10,6 +10,7 @@ from paceline.records import (
     GradientStats,
     Measured,
     Progress,
+    Remark,
     Resumed,
     Saved,
     Started,
@@ -59,6 +60,7 @@ def step(
         stats=stats,
         steps=steps,
         drift=drift,
+        efficiency=0.8,
     )
 
 
@@ -68,6 +70,7 @@ def one_of_each() -> list[Event]:
         Resumed(START + 1, 100, "run/checkpoint", 4),
         step(0, stats=GradientStats(units=8, weight=64.0, variance=2.5, mean_sqnorm=0.75)),
         Measured(START + 3, 1, {"accuracy": 0.9, "größe [m]": 1e-300}),
+        Remark(START + 3, 1, "worker 1 is slow"),
         Saved(START + 4, 1, "run/checkpoint", 12345, 0.25),
         Ended(START + 5, 1, 64, "done"),
     ]

@@ -13,7 +13,7 @@ import pytest
 
 from paceline import record
 from paceline.record.console import Way, way
-from paceline.records import Ended, Event, Measured, Progress, Resumed, Saved
+from paceline.records import Ended, Event, Measured, Progress, Remark, Resumed, Saved
 
 from .fake import START, one_of_each, started, step
 
@@ -49,15 +49,17 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
         step(2, seconds=2.0, wait=(0.0, 1.0), time=START + 6),
         step(3, seconds=2.0, wait=(0.0, 1.0), time=START + 8),
         Measured(START + 9, 4, {"accuracy": 0.875, "größe [m]": 1234567.0}),
+        Remark(START + 9, 4, "worker 1 is slow"),
         Saved(START + 9, 4, "run/checkpoint", 1000, 0.25),
         Ended(START + 10, 4, 256, "stopped"),
     )
     assert lines == [
         "2 workers, 1,000 parameters, 640 examples",
-        "epoch 1  step 1  loss 0.5  32 examples/s  batch 64  waiting 25%  12%  0:00:14 left",
+        "epoch 1  step 1  loss 0.5  32 examples/s  batch 64 (48 + 16)  waiting 25%  efficiency 80%  12%  0:00:14 left",
         # Five seconds later at the earliest.
-        "epoch 1  step 4  loss 0.5  32 examples/s  batch 64  waiting 25%  50%  0:00:08 left",
+        "epoch 1  step 4  loss 0.5  32 examples/s  batch 64 (48 + 16)  waiting 25%  efficiency 80%  50%  0:00:08 left",
         "step 4: accuracy 0.875  größe [m] 1.23457e+06",
+        "step 4: worker 1 is slow",
         "step 4: saved run/checkpoint (0.2 s)",
         "stopped: 4 steps, 256 examples in 0:00:10 (32/s), loss 0.5, waiting 25%",
     ]

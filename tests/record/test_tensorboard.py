@@ -48,6 +48,9 @@ def test_every_curve_is_over_examples(tmp_path: Path) -> None:
         "speed/examples_per_second": [(64, near(6400)), (128, near(6400))],
         # Of the two workers' 20 ms, 2 ms went to waiting.
         "speed/waiting_share": [(64, near(0.1)), (128, near(0.1))],
+        "speed/efficiency": [(64, near(0.8)), (128, near(0.8))],
+        "share/worker_0": [(64, 48), (128, 48)],
+        "share/worker_1": [(64, 16), (128, 16)],
         "gradient/variance": [(64, 64), (128, 64)],
         "gradient/signal": [(64, 2), (128, 2)],  # 3 - 64 / 64
         "gradient/noise_scale": [(64, 32), (128, 32)],

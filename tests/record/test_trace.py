@@ -83,6 +83,7 @@ def test_what_happens_besides_steps_is_marked(tmp_path: Path) -> None:
     marks = [(e["name"], e["ts"]) for e in entries if e["ph"] == "i"]
     assert marks == [
         ("resumed at step 100", round((START + 1) * 1e6)),
+        ("worker 1 is slow", round((START + 3) * 1e6)),
         ("saved after step 1", round((START + 4) * 1e6)),
         ("ended: done", round((START + 5) * 1e6)),
     ]

@@ -1,0 +1,212 @@
+"""Shares by measured speed: every worker finishes together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.balance.even import Even
+from paceline.balance.solver import Speed, equal_finish, makespan
+from paceline.balance.speed import SpeedModel, typical
+from paceline.errors import SettingError
+from paceline.records import Round
+
+__all__ = ["BySpeed"]
+
+
+@dataclass
+class BySpeed:
+    """Everybody takes what it can finish in the same time as the others, by what was measured so far.
+
+    Args:
+        every: steps from one look at the speeds to the next; None for one look after every epoch.
+        dead_band: shares change only if the step is predicted to become shorter by more than this part.
+        change: the largest factor by which one look changes a share; 1.5 is half more.
+        least: the smallest share of a worker.
+        most: the largest share of each worker, where memory is short; one number for all, or one for each. What a
+            worker has found out by running out of memory (``step.attempt``) counts, too.
+        multiple: shares are multiples of it, but for one worker's: of the micro-batch, say.
+        affine: fit the part of a step that does not depend on the share; otherwise time is taken as proportional to it.
+        leave_out: give nothing to a worker that costs more time than it saves; otherwise that is only recorded.
+    """
+
+    every: int | None = 20
+    dead_band: float = 0.05
+    change: float = 2.0
+    least: int = 1
+    most: int | Sequence[int] | None = None
+    multiple: int = 1
+    affine: bool = True
+    leave_out: bool = False
+
+    _models: list[SpeedModel] = field(init=False, repr=False, compare=False, default_factory=list)
+    _speeds: list[Speed] = field(init=False, repr=False, compare=False, default_factory=list)
+    _samples: list[list[tuple[float, float]]] = field(init=False, repr=False, compare=False, default_factory=list)
+    _learnt: list[int] = field(init=False, repr=False, compare=False, default_factory=list)
+    _burdens: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
+    _remarks: list[str] = field(init=False, repr=False, compare=False, default_factory=list)
+    _steps: int = field(init=False, repr=False, compare=False, default=0)
+    _epoch: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        for name, value, smallest in (
+            ("every", 1 if self.every is None else self.every, 1),
+            ("multiple", self.multiple, 1),
+            ("least", self.least, 0),
+        ):
+            if not isinstance(value, int) or value < smallest:
+                raise SettingError(f"BySpeed: {name} ({value!r}) must be a whole number of at least {smallest}")
+        if not 0 <= self.dead_band < 1:
+            raise SettingError(f"BySpeed: dead_band ({self.dead_band}) must be at least 0 and below 1")
+        if not self.change > 1:
+            raise SettingError(f"BySpeed: change ({self.change}) must be above 1, or no share could ever change")
+        caps = [self.most] if isinstance(self.most, int) else list(self.most or [])
+        if any(cap < max(1, self.least) for cap in caps):
+            raise SettingError(f"BySpeed: most ({self.most}) must be at least 1, and not below least ({self.least})")
+
+    @classmethod
+    def per_epoch(cls) -> BySpeed:
+        """DBS as published (Ye et al. 2020): shares in proportion to examples over seconds of the epoch before."""
+        return cls(every=None, dead_band=0.0, change=math.inf, affine=False)
+
+    @property
+    def speeds(self) -> list[Speed]:
+        """What the present shares are made with, one for each worker; empty before the first look that changed them."""
+        return list(self._speeds)
+
+    def split(self, batch: int, workers: int) -> list[int]:
+        """For any batch: what lets all finish together by the speeds that the last plan was made with."""
+        caps = self._caps(batch, workers)
+        if len(self._speeds) == workers:
+            return self._solve(batch, self._speeds, caps)
+        if min(caps) >= batch and self.multiple == 1:
+            return Even().split(batch, workers)
+        return equal_finish(batch, [Speed(0.0, 1.0)] * workers, None, caps, self.multiple)
+
+    def observe(self, round: Round) -> None:
+        """Note the seconds of a round, and look at the speeds if it is time."""
+        notes = round.notes
+        if len(self._models) != len(notes):
+            self._models = [SpeedModel(self.affine) for _ in notes]
+            self._samples = [[] for _ in notes]
+        if self.every is None and round.plan.epoch > self._epoch:
+            self._epoch = round.plan.epoch
+            self._look(round.plan.batch)
+        for samples, note in zip(self._samples, notes, strict=True):
+            if note.steps:
+                samples.append((note.examples / note.steps, note.busy_seconds / note.steps))
+        self._learn_limits([int(note.most) for note in notes])
+        self._steps += round.steps
+        if self.every is not None and self._steps >= self.every:
+            self._look(round.plan.batch)
+
+    def remarks(self) -> list[str]:
+        """What was noticed since the last time."""
+        said, self._remarks = self._remarks, []
+        return said
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "models": [model.state_dict() for model in self._models],
+            "speeds": [tuple(speed) for speed in self._speeds],
+            "samples": self._samples,
+            "learnt": self._learnt,
+            "burdens": self._burdens,
+            "steps": self._steps,
+            "epoch": self._epoch,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take that back."""
+        self._models = [SpeedModel(self.affine) for _ in state["models"]]
+        for model, each in zip(self._models, state["models"], strict=True):
+            model.load_state_dict(each)
+        self._speeds = [Speed(*speed) for speed in state["speeds"]]
+        self._samples = [[(n, t) for n, t in samples] for samples in state["samples"]]
+        self._learnt, self._burdens = list(state["learnt"]), tuple(state["burdens"])
+        self._steps, self._epoch = state["steps"], state["epoch"]
+
+    def _look(self, batch: int) -> None:
+        found = [typical(samples) for samples in self._samples]
+        self._samples, self._steps = [[] for _ in found], 0
+        for model, seen in zip(self._models, found, strict=True):
+            if seen is not None:
+                model.add(*seen)
+        speeds = [model.speed for model in self._models]
+        known = [speed for speed in speeds if speed is not None]
+        if len(known) < len(speeds):  # somebody has had nothing to do
+            return
+        caps = self._caps(batch, len(known))
+        present = self.split(batch, len(known))
+        self._find_burdens(batch, known, caps)
+        wanted = self._solve(batch, known, caps)
+        now, then = makespan(known, present), makespan(known, wanted)
+        if then < now * (1 - self.dead_band):
+            bounded = self._bounded(batch, known, caps, present)
+            # What cannot be had at once is a plan of its own: shares in this proportion, until the next look.
+            self._speeds = known if bounded == wanted else [Speed(0.0, 1 / max(share, 1e-9)) for share in bounded]
+
+    def _bounded(self, batch: int, speeds: list[Speed], caps: list[int], present: Sequence[int]) -> list[int]:
+        """The best shares that are not too far from the present ones."""
+        out = self._burdens if self.leave_out else ()
+        lower = [0 if rank in out else self._whole(old / self.change) for rank, old in enumerate(present)]
+        upper = [
+            0 if rank in out else min(cap, max(self._whole(1), int(min(old * self.change, batch))))
+            for rank, (old, cap) in enumerate(zip(present, caps, strict=True))
+        ]
+        lower = [min(low, high) for low, high in zip(lower, upper, strict=True)]
+        if not sum(lower) <= batch <= sum(upper):  # then some must change by more than they may
+            return self._solve(batch, speeds, caps)
+        return equal_finish(batch, speeds, lower, upper, self.multiple)
+
+    def _solve(self, batch: int, speeds: Sequence[Speed], caps: Sequence[int]) -> list[int]:
+        out = self._burdens if self.leave_out else ()
+        least = [0 if rank in out else min(self._whole(self.least), cap) for rank, cap in enumerate(caps)]
+        upper = [0 if rank in out else cap for rank, cap in enumerate(caps)]
+        return equal_finish(batch, speeds, least if sum(least) <= batch else None, upper, self.multiple)
+
+    def _whole(self, share: float) -> int:
+        """The next multiple."""
+        return math.ceil(share / self.multiple) * self.multiple
+
+    def _find_burdens(self, batch: int, speeds: list[Speed], caps: list[int]) -> None:
+        """Who costs more than it gives: with its smallest share it makes the step longer than without it."""
+        self._burdens, before = (), self._burdens
+        while True:
+            shares = self._solve(batch, speeds, [0 if r in self._burdens else cap for r, cap in enumerate(caps)])
+            slowest = max(range(len(speeds)), key=lambda rank: makespan([speeds[rank]], [shares[rank]]))
+            rest = [0 if r == slowest or r in self._burdens else cap for r, cap in enumerate(caps)]
+            if shares[slowest] > self.least or sum(rest) < batch:
+                break
+            if makespan(speeds, self._solve(batch, speeds, rest)) >= makespan(speeds, shares):
+                break
+            self._burdens = tuple(sorted((*self._burdens, slowest)))
+        for rank in sorted(set(self._burdens) - set(before)):
+            what = "it gets nothing to do" if self.leave_out else "leave_out=True would give it nothing to do"
+            self._remarks.append(
+                f"worker {rank} is so slow ({makespan([speeds[rank]], [self.least]):.3g} s for {self.least} examples) "
+                f"that the others would be done sooner without it; {what}"
+            )
+
+    def _learn_limits(self, limits: list[int]) -> None:
+        """Who has run out of memory gets no more than what fitted afterwards."""
+        if len(self._learnt) != len(limits):
+            self._learnt = [0] * len(limits)
+        for rank, limit in enumerate(limits):
+            if limit and limit != self._learnt[rank]:
+                self._learnt[rank] = limit
+                self._remarks.append(f"worker {rank} ran out of memory; its share is at most {limit} from now on")
+
+    def _caps(self, batch: int, workers: int) -> list[int]:
+        most = self.most if self.most is not None else batch
+        caps = [most] * workers if isinstance(most, int) else list(most)
+        if len(caps) != workers:
+            raise SettingError(f"BySpeed: most has {len(caps)} numbers for {workers} workers; give one for each")
+        if len(self._learnt) == workers:
+            learnt = [min(cap, limit) if limit else cap for cap, limit in zip(caps, self._learnt, strict=True)]
+            # If that leaves some examples to nobody, who is short of memory takes its share in several pieces.
+            caps = learnt if sum(learnt) >= batch else caps
+        return caps

@@ -1,0 +1,44 @@
+"""How many examples fit into the memory of this worker at once, as far as that was found out."""
+
+from __future__ import annotations
+
+import warnings
+
+import msgspec
+import torch
+
+from paceline.records import Plan
+
+__all__ = ["Memory", "ran_out"]
+
+
+class Memory:
+    """The largest micro-batch of this worker: what a plan asks for, until that did not fit."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        """Examples; 0 as long as everything has fitted."""
+
+    def fit(self, plan: Plan) -> Plan:
+        """The plan with pieces of which each should fit."""
+        if not self.most or self.most >= plan.micro:
+            return plan
+        return msgspec.structs.replace(plan, micro=self.most)
+
+    def shrink(self, examples: int, step: int) -> None:
+        """So many did not fit: try half of them."""
+        self.most = examples // 2
+        warnings.warn(
+            f"{examples} examples at once are too many for this worker's memory (step {step}); the step is done again "
+            f"with at most {self.most}",
+            stacklevel=5,
+        )
+        if torch.cuda.is_available():  # not exercised by the tests, which have no GPU
+            torch.cuda.empty_cache()
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether memory is what was missing: on a GPU, or on the CPU, where torch has no error of its own for it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

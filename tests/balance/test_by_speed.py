@@ -1,0 +1,175 @@
+"""Shares in a closed loop with workers whose times are known."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+import paceline as pl
+from paceline.balance import BySpeed, Even, Fixed
+from paceline.balance.solver import Speed, finish, makespan
+from paceline.balance.speed import SpeedModel, typical
+from paceline.records import Note, Plan, Round
+
+
+def a_round(step: int, shares: Sequence[int], seconds: Sequence[float]) -> Round:
+    notes = tuple(
+        Note(examples=share, weight=share, busy_seconds=took) for share, took in zip(shares, seconds, strict=True)
+    )
+    return Round(Plan(step, 0, tuple(0 for _ in shares), tuple(shares), 10**6), notes)
+
+
+def simulate(
+    policy: BySpeed, workers: Callable[[int], Sequence[Speed]], steps: int, batch: int = 512, noise: float = 0.0
+) -> list[list[int]]:
+    """The shares of every step; ``workers`` tells the true speeds at a step."""
+    drawn = random.Random(0)
+    found = []
+    for step in range(steps):
+        true = workers(step)
+        shares = policy.split(batch, len(true))
+        found.append(shares)
+        seconds = [finish(one, share) * drawn.lognormvariate(0, noise) for one, share in zip(true, shares, strict=True)]
+        policy.observe(a_round(step, shares, seconds))
+    return found
+
+
+def idle(speeds: Sequence[Speed], shares: Sequence[int]) -> float:
+    """The part of the workers' time that is waiting."""
+    whole = makespan(speeds, shares)
+    return 1 - sum(finish(one, share) for one, share in zip(speeds, shares, strict=True)) / (whole * len(speeds))
+
+
+UNEVEN = [Speed(0.0, 1.0), Speed(0.0, 2.0), Speed(0.0, 4.0)]
+
+
+def test_proportional_workers_are_balanced_with_the_first_plan() -> None:
+    shares = simulate(BySpeed(every=5, change=10.0), lambda step: UNEVEN, 7)
+    assert shares[4] == Even().split(512, 3)
+    assert idle(UNEVEN, shares[4]) > 0.4
+    assert shares[5] == [293, 146, 73]
+    assert idle(UNEVEN, shares[5]) < 0.01
+
+
+@pytest.mark.parametrize("fixed", [0.1, 0.3, 0.6])
+def test_fixed_time_is_learnt_with_the_second_plan(fixed: float) -> None:
+    whole = 512 / 3
+    speeds = [Speed(fixed * whole * c, (1 - fixed) * c) for c in (1.0, 1.5, 2.0)]
+    shares = simulate(BySpeed(every=5, change=10.0, dead_band=0.0), lambda step: speeds, 30)
+    assert idle(speeds, shares[10]) < 0.01
+    assert idle(speeds, shares[-1]) < 0.005
+
+
+def test_a_share_changes_by_no_more_than_it_may() -> None:
+    shares = simulate(BySpeed(every=1, change=1.25, dead_band=0.0), lambda step: UNEVEN, 12)
+    for before, after in itertools.pairwise(shares):
+        for old, new in zip(before, after, strict=True):
+            assert old / 1.25 <= new <= old * 1.25
+    assert idle(UNEVEN, shares[-1]) < 0.02
+
+
+def test_a_disturbance_is_answered_with_the_next_plan_and_forgotten_after_it() -> None:
+    def workers(step: int) -> list[Speed]:
+        return [Speed(0.0, 2.0 if 40 <= step < 80 and rank == 0 else 1.0) for rank in range(3)]
+
+    shares = simulate(BySpeed(every=10), workers, 120)
+    for step in (*range(60, 80), *range(100, 120)):  # two plans after each change
+        assert idle(workers(step), shares[step]) < 0.05
+    assert idle(workers(45), shares[45]) > 0.2
+
+
+def test_noise_on_an_even_cluster_changes_next_to_nothing() -> None:
+    even = [Speed(0.0, 1.0)] * 4
+    shares = simulate(BySpeed(every=20), lambda step: even, 400, noise=0.1)
+    for each in shares:
+        assert max(each) <= 128 * 1.05
+        assert min(each) >= 128 * 0.95
+
+
+def test_outliers_do_not_count() -> None:
+    def workers(step: int) -> list[Speed]:
+        return [Speed(0.0, 30.0 if step % 9 == 4 else 1.0), Speed(0.0, 1.0)]
+
+    assert all(shares == [256, 256] for shares in simulate(BySpeed(every=9), workers, 60))
+    assert typical([(10, 1.0), (10, 1.2), (10, 50.0), (0, 0.0)]) == pytest.approx((10, 1.1))
+    assert typical([(0, 0.0)]) is None
+
+
+def test_shares_follow_a_batch_that_changes_at_once() -> None:
+    policy = BySpeed(every=5, change=10.0)
+    simulate(policy, lambda step: UNEVEN, 10)
+    assert policy.split(1024, 3) == [586, 292, 146]
+    assert policy.split(7, 3) == [4, 2, 1]
+    assert policy.split(2, 3) == [2, 0, 0]  # fewer than one for each: the end of an epoch
+    assert policy.split(512, 2) == [256, 256]  # another number of workers: nothing is known
+
+
+def test_bounds() -> None:
+    policy = BySpeed(every=5, change=10.0, most=[200, 512, 512], least=80)
+    shares = simulate(policy, lambda step: UNEVEN, 10)
+    assert shares[-1] == [200, 208, 104]
+    policy = BySpeed(every=5, change=10.0, multiple=32)
+    assert simulate(policy, lambda step: UNEVEN, 10)[-1] == [320, 128, 64]
+
+
+def test_state_is_taken_back() -> None:
+    first = BySpeed(every=4)
+    simulate(first, lambda step: UNEVEN, 6)
+    second = BySpeed(every=4)
+    second.load_state_dict(first.state_dict())
+    assert simulate(first, lambda step: UNEVEN, 20) == simulate(second, lambda step: UNEVEN, 20)
+    assert first.state_dict() == second.state_dict()
+
+
+def test_a_model_is_proportional_until_two_sizes_were_seen() -> None:
+    model = SpeedModel()
+    assert model.speed is None
+    model.add(100, 2.0)
+    assert model.speed == pytest.approx(Speed(0.0, 0.02))
+    model.add(102, 2.1)  # too near to tell anything
+    assert model.speed == pytest.approx(Speed(0.0, 2.1 / 102))
+    model.add(204, 3.12)
+    assert model.speed == pytest.approx(Speed(1.08, 0.01))
+
+
+def test_weights_that_are_known() -> None:
+    assert Fixed([2, 1, 1]).split(64, 3) == [32, 16, 16]
+    assert Fixed([13.7, 16.5, 19.6, 14.2]).split(64, 4) == [14, 16, 20, 14]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: BySpeed(every=0), "every"),
+        (lambda: BySpeed(multiple=0), "multiple"),
+        (lambda: BySpeed(least=-1), "least"),
+        (lambda: BySpeed(dead_band=1.0), "dead_band"),
+        (lambda: BySpeed(change=1.0), "change"),
+        (lambda: BySpeed(most=0), "most"),
+        (lambda: BySpeed(most=[4], least=1).split(8, 2), "1 numbers for 2 workers"),
+        (lambda: BySpeed(most=[2, 2]).split(8, 2), "more than all workers can take"),
+        (lambda: Fixed([]), "weights"),
+        (lambda: Fixed([0, 0]), "weights"),
+        (lambda: Fixed([1, 2]).split(8, 3), "give each one"),
+    ],
+)
+def test_bad_settings(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(pl.SettingError, match=words):
+        make()
+
+
+def test_as_published_it_reacts_once_an_epoch() -> None:
+    policy = BySpeed.per_epoch()
+    found = []
+    for step in range(30):
+        shares = policy.split(512, 3)
+        found.append(shares)
+        seconds = [finish(one, share) for one, share in zip(UNEVEN, shares, strict=True)]
+        one = a_round(step, shares, seconds)
+        policy.observe(Round(Plan(step, step // 10, one.plan.starts, one.plan.counts, one.plan.micro), one.notes))
+    changes = [step for step in range(1, 30) if found[step] != found[step - 1]]
+    assert changes == [11]  # known after the first step of the next epoch; after that nothing changes
+    assert found[-1] == [293, 146, 73]

@@ -1,0 +1,299 @@
+"""Shares by speed: whoever takes how many, and however often that changes, the run is one process on the union."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+from paceline import record, sync
+from paceline.balance import BySpeed
+from paceline.records import Remark
+from tests.pool import Pool
+from tests.problems import data, flat, mlp
+
+LENGTH = 61
+BATCH = 24
+SECONDS = (0.001, 0.002, 0.004)  # that an example takes on each worker
+
+
+class Slow(nn.Module):
+    """Takes its time for every example, and has memory for so many."""
+
+    def __init__(self, model: nn.Module, seconds: float, room: int | None = None) -> None:
+        super().__init__()
+        self.model, self.seconds, self.room = model, seconds, room
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        time.sleep(self.seconds * len(x))
+        if self.room is not None and len(x) > self.room:
+            raise torch.OutOfMemoryError(f"no memory for {len(x)} examples")
+        out: Tensor = self.model(x)
+        return out
+
+
+def _run_out(gradient: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError("no memory in the backward pass")
+
+
+def dataset() -> TensorDataset:
+    x, y = data(LENGTH).tensors
+    return TensorDataset(x.double(), y)
+
+
+def trained(balance: BySpeed) -> tuple[Tensor, Any]:
+    """The parameters, and the shares of every step."""
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    shares = []
+    with pl.Run(model, optimizer, dataset(), batch=BATCH, balance=balance) as run:
+        slow = Slow(model, SECONDS[run.fleet.rank] if run.fleet.size > 1 else 0.0)
+        for step in run.steps(epochs=6):
+            shares.append(step.plan.counts)
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(slow(x), y))
+            optimizer.step()
+    return flat(model), shares
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_shares_that_change_all_the_time_equal_one_process(pool: Pool, every: int) -> None:
+    [(expected, _)] = pool.run(1, trained, BySpeed())
+    found = pool.run(3, trained, BySpeed(every=every, dead_band=0.0))
+    for parameters, shares in found:
+        assert shares == found[0][1]
+        assert torch.equal(parameters, found[0][0])
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
+    shares = [counts for counts in found[0][1] if sum(counts) == BATCH]
+    assert len(set(shares)) > 2
+    assert shares[0] == (8, 8, 8)
+    fast, middle, slow = shares[-1]
+    assert fast > middle > slow  # 14, 7 and 3 in proportion to the speeds; timing is not what this test is about
+
+
+def test_local_sgd_weighs_shares_by_examples(pool: Pool) -> None:
+    """With one step in a round, and no momentum, the average of models is that of gradients."""
+    [(expected, _)] = pool.run(1, plain, None)
+    found = pool.run(3, plain, sync.LocalSGD(1))
+    for parameters, shares in found:
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
+        assert len(set(shares)) > 2
+
+
+def plain(role: Any) -> tuple[Tensor, Any]:
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    shares = []
+    with pl.Run(model, optimizer, dataset(), batch=BATCH, balance=BySpeed(every=1, dead_band=0.0), sync=role) as run:
+        slow = Slow(model, SECONDS[run.fleet.rank] if run.fleet.size > 1 else 0.0)
+        for step in run.steps(epochs=4):
+            shares.append(step.plan.counts)
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(slow(x), y))
+            optimizer.step()
+    return flat(model), shares
+
+
+def short_of_memory(balance: Any, record_in: str) -> tuple[Tensor, Any, list[str]]:
+    """Worker 1 has room for 5 examples at once."""
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    with (
+        warnings.catch_warnings(record=True) as said,
+        pl.Run(model, optimizer, dataset(), batch=BATCH, balance=balance, record=record_in or ()) as run,
+    ):
+        warnings.simplefilter("always")
+        slow = Slow(model, 0.0005, 5 if run.fleet.rank == 1 else None)
+        shares = []
+        for step in run.steps(epochs=4):
+            shares.append(step.plan.counts)
+            optimizer.zero_grad()
+            for x, y in step:
+                with step.attempt():
+                    step.backward(F.cross_entropy(slow(x), y))
+            optimizer.step()
+    return flat(model), (shares, slow.sizes), [str(one.message) for one in said]
+
+
+@pytest.mark.parametrize("kind", ["by speed", "even"])
+def test_memory_that_runs_out_loses_nothing(pool: Pool, tmp_path: Path, kind: str) -> None:
+    balance: Any = BySpeed(every=3) if kind == "by speed" else pl.balance.Even()
+    [(expected, _, _)] = pool.run(1, short_of_memory, balance, "")
+    found = pool.run(2, short_of_memory, balance, str(tmp_path))
+    for parameters, _, _ in found:
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
+    shares, sizes = found[1][1]
+    assert sizes[:4] == [12, 6, 3, 3]  # and again from the beginning of the step, until it fits
+    assert max(sizes[2:]) <= 6
+    assert [told for told in found[1][2] if "memory" in told] == [
+        "12 examples at once are too many for this worker's memory (step 0); the step is done again with at most 6",
+        "6 examples at once are too many for this worker's memory (step 0); the step is done again with at most 3",
+    ]
+    assert not [told for told in found[0][2] if "memory" in told]
+    remarks = [event.text for event in record.read(tmp_path / "events.jsonl") if isinstance(event, Remark)]
+    if kind == "by speed":
+        assert all(counts[1] <= 3 for counts in shares[1:])
+        assert remarks == ["worker 1 ran out of memory; its share is at most 3 from now on"]
+    else:
+        assert shares[1] == (12, 12)  # in several pieces
+        assert remarks == []
+
+
+def fails_in_backward(rank_with_room: int) -> tuple[Tensor, list[int]]:
+    """The first backward pass of worker 1 fails after a part of the gradients is there."""
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    sizes: list[int] = []
+    with (
+        warnings.catch_warnings(),
+        pl.Run(model, optimizer, dataset(), batch=BATCH, micro=6) as run,
+    ):
+        warnings.simplefilter("ignore")
+        fails = run.fleet.rank == rank_with_room
+        for step in run.steps(steps=4):
+            optimizer.zero_grad()
+            for x, y in step:
+                with step.attempt():
+                    sizes.append(len(x))
+                    hook = None
+                    if fails and step.index == 1 and len(sizes) == 4:  # its second micro-batch
+                        hook = model[0].weight.register_hook(_run_out)  # type: ignore[index]
+                    try:
+                        step.backward(F.cross_entropy(model(x), y))
+                    finally:
+                        if hook is not None:
+                            hook.remove()
+            optimizer.step()
+    return flat(model), sizes
+
+
+def test_gradients_of_a_backward_pass_that_failed_do_not_count(pool: Pool) -> None:
+    expected = pool.run(2, fails_in_backward, -1)[0][0]
+    (first, sizes), (second, others) = pool.run(2, fails_in_backward, 0)
+    torch.testing.assert_close(first, expected, rtol=0, atol=1e-12)
+    assert torch.equal(first, second)
+    assert sizes[:8] == [6, 6, 6, 6, 3, 3, 3, 3]
+    assert others[:4] == [6, 6, 6, 6]
+
+
+def attempt_with(error: Exception, wrap: bool) -> str:
+    model: nn.Module = nn.Linear(6, 3)
+    if wrap:
+        torch.distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        with pl.Run(model, optimizer, data(LENGTH), batch=2 if wrap else 1) as run:
+            for step in run.steps(steps=1):
+                for _ in step:
+                    with step.attempt():
+                        raise error
+    except Exception as found:
+        return f"{type(found).__name__}: {found}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("error", "wrap", "words"),
+    [
+        (torch.OutOfMemoryError("full"), False, "LoopError: memory ran out in step 0 with a single example"),
+        (MemoryError(), False, "LoopError: memory ran out in step 0 with a single example"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), False, "LoopError: memory ran out in step 0"),
+        (RuntimeError("something else"), False, "RuntimeError: something else"),
+        (torch.OutOfMemoryError("full"), True, "LoopError: memory ran out in step 0, and a module wrapped in"),
+    ],
+)
+def test_what_cannot_be_attempted_again(pool: Pool, error: Exception, wrap: bool, words: str) -> None:
+    for told in pool.run(2 if wrap else 1, attempt_with, error, wrap):
+        assert told.startswith(words)
+
+
+def in_two_parts(folder: str, resumed: bool) -> tuple[Any, Any]:
+    """The state of the balance where a run is saved, or where it goes on."""
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    balance = BySpeed(every=2, dead_band=0.0)
+    with pl.Run(model, optimizer, dataset(), batch=BATCH, balance=balance) as run:
+        if resumed:
+            run.resume(f"{folder}/here.ckpt")
+        else:
+            slow = Slow(model, SECONDS[run.fleet.rank])
+            for step in run.steps(steps=7):
+                optimizer.zero_grad()
+                for x, y in step:
+                    step.backward(F.cross_entropy(slow(x), y))
+                optimizer.step()
+            run.save(f"{folder}/here.ckpt")
+        return balance.state_dict(), balance.split(BATCH, run.fleet.size)
+
+
+def test_a_resumed_run_knows_the_speeds(pool: Pool, tmp_path: Path) -> None:
+    before = pool.run(3, in_two_parts, str(tmp_path), False)
+    after = pool.run(3, in_two_parts, str(tmp_path), True)
+    assert after == before
+    assert before[0][1] != [8, 8, 8]
+
+
+def with_batch_norm(weights: list[float]) -> list[str]:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pl.Run(model, optimizer, data(96), batch=BATCH, balance=pl.balance.Fixed(weights)) as run:
+            for step in run.steps(steps=3):
+                optimizer.zero_grad()
+                for x, y in step:
+                    step.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+    return [str(one.message) for one in said]
+
+
+def test_batch_norm_with_unequal_shares_is_warned_of(pool: Pool) -> None:
+    first, second = pool.run(2, with_batch_norm, [2.0, 1.0])
+    assert len(first) == 1
+    assert first[0].startswith(
+        "1 (BatchNorm1d) takes its statistics over each worker's own examples, which are [16, 8]"
+    )
+    assert second == []
+    assert pool.run(2, with_batch_norm, [1.0, 1.0]) == [[], []]
+
+
+def own_streams() -> tuple[list[int], list[tuple[int, ...]]]:
+    """Every worker has 40 examples of its own."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    balance = BySpeed(every=1, dead_band=0.0)
+    seen: list[int] = []
+    shares = []
+    with pl.Run(model, optimizer, numbered(), batch=BATCH, balance=balance, local_data=True) as run:
+        slow = Slow(model, SECONDS[run.fleet.rank])
+        for step in run.steps(epochs=1):
+            shares.append(step.plan.counts)
+            optimizer.zero_grad()
+            for x, y, number in step:
+                seen += number.tolist()
+                step.backward(F.cross_entropy(slow(x), y))
+            optimizer.step()
+    return seen, shares
+
+
+def numbered() -> TensorDataset:
+    return TensorDataset(*data(40).tensors, torch.arange(40))
+
+
+def test_data_of_the_workers_comes_once_an_epoch_whatever_the_shares(pool: Pool) -> None:
+    for seen, shares in pool.run(3, own_streams):
+        assert sorted(seen) == list(range(40))
+        assert len(set(shares)) > 2
