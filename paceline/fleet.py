@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.errors import FleetError, SettingError, WorkerLost, WorkersDisagree
 from paceline.group import Group
-from paceline.rendezvous import begin_group
+from paceline.rendezvous import begin_group, end_group, store_of_this_run
 from paceline.watch import SILENT, Watch
 
 if TYPE_CHECKING:
@@ -73,12 +72,12 @@ class Fleet(Group):
                 )
             begin_group(deadline, timedelta(seconds=deadline + GRACE))
             # It stays for the next run of this process: a group cannot be begun anew on the same store.
-            atexit.register(_end_group)
+            atexit.register(end_group)
         elif dist.get_world_size() > 1:
             # DDP's own collectives run under this limit: without it a frozen worker is noticed after 30 minutes.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=deadline + GRACE), dist.group.WORLD)
         rank, size = dist.get_rank(), dist.get_world_size()
-        watch = Watch(_store_of_this_run(), rank, size) if size > 1 else None
+        watch = Watch(store_of_this_run(), rank, size) if size > 1 else None
         return cls(rank, size, deadline, watch)
 
     @property
@@ -311,15 +310,6 @@ class Fleet(Group):
         self.close()
 
 
-def _store_of_this_run() -> Store:
-    """Torch's store under a prefix of our own, fresh for each run of a process group."""
-    number = torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(time.time_ns()))
-    if dist.get_backend() == "nccl":
-        number = number.cuda()
-    dist.broadcast(number, src=0)
-    return PrefixStore(f"paceline/{int(number.item())}", dist.distributed_c10d._get_default_store())
-
-
 def _line_to_harness() -> Line | None:
     """To the test that has started this worker, if one has: it lets faults happen at exact steps."""
     if "PACELINE_TESTING" not in os.environ:
@@ -332,11 +322,6 @@ def _line_to_harness() -> Line | None:
 def _reason(error: BaseException) -> str:
     """The first sentence of gloo's message, without the place in its source."""
     return re.sub(r"^.*\.cc:\d+\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
-
-
-def _end_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _ranks(ranks: list[int] | tuple[int, ...]) -> str:

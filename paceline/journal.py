@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.clock import Clock
+from paceline.events import Event, StepDone
 from paceline.record import folder
-from paceline.records import Event, Note, Progress, Round, StepDone
+from paceline.records import Note, Progress, Round
 from paceline.roles import Recorder, Sync
 
 __all__ = ["Journal"]

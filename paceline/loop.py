@@ -14,15 +14,18 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.dealing import Hand, collect, deal, draw
 from paceline.errors import Interrupted
+from paceline.events import Ended, Remark, Started
 from paceline.goal import Goal
 from paceline.hooks import OptimizerHooks
 from paceline.identity import identity, versions
 from paceline.journal import Journal
+from paceline.machinery import Machinery
+from paceline.meeting import compare_plans, round_of
 from paceline.planner import Cursor, advance, cut
-from paceline.records import Ended, Plan, Progress, Remark, Round, Started
+from paceline.records import Plan, Progress, Round
 from paceline.roles import Asker, Counter, Due, Need, Observer, Speaker
 from paceline.signals import Signals
-from paceline.step import Machinery, Phase, Step, compare_plans, round_of
+from paceline.step import Phase, Step
 
 if TYPE_CHECKING:
     from paceline.run import Run

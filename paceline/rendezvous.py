@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[att
 
 from paceline.errors import WorkerLost
 
-__all__ = ["begin_group"]
+__all__ = ["begin_group", "end_group", "store_of_this_run"]
 
 
 def begin_group(deadline: float, limit: timedelta) -> None:
@@ -58,3 +58,18 @@ def _agree_on_attempt(store: Store, rank: int, size: int, deadline: float) -> st
             )
         time.sleep(0.005)
     return own
+
+
+def store_of_this_run() -> Store:
+    """Torch's store under a prefix of our own, fresh for each run of a process group."""
+    number = torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(time.time_ns()))
+    if dist.get_backend() == "nccl":
+        number = number.cuda()
+    dist.broadcast(number, src=0)
+    return PrefixStore(f"paceline/{int(number.item())}", dist.distributed_c10d._get_default_store())
+
+
+def end_group() -> None:
+    """End torch's process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from paceline.records import Event, Meeting, Note, Plan, Progress, Round
+from paceline.events import Event
+from paceline.records import Meeting, Note, Plan, Progress, Round
 
 if TYPE_CHECKING:
     from paceline.fleet import Fleet

@@ -20,6 +20,7 @@ from paceline.batch import as_policy
 from paceline.checkpoint import Checkpoint
 from paceline.clock import Clock
 from paceline.errors import Interrupted, LoopError, SettingError
+from paceline.events import Measured, Resumed, Saved
 from paceline.feed import Feed, Loading, check_dataset
 from paceline.fleet import Fleet
 from paceline.goal import Goal
@@ -28,16 +29,17 @@ from paceline.journal import Journal
 from paceline.loader import Collate
 from paceline.loop import Loop
 from paceline.lr import Constant
+from paceline.machinery import Machinery
 from paceline.measure import Measure
 from paceline.memory import Memory
 from paceline.order import Shuffle
 from paceline.planner import Cursor
 from paceline.probe import Example, Probe
 from paceline.probe.units import Unit
-from paceline.records import Measured, Plan, Progress, Resumed, Saved
+from paceline.records import Plan, Progress
 from paceline.replica import Replica
 from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync
-from paceline.step import Machinery, Phase, Step
+from paceline.step import Phase, Step
 from paceline.sync import AllReduce
 
 __all__ = ["Run"]
@@ -198,6 +200,9 @@ class Run:
 
     def consensus(self) -> AbstractContextManager[None]:
         """``with run.consensus():`` the model is the average over all workers; all must enter together."""
+        current = self._loop.current
+        if current is not None and current.phase is Phase.READY and self.scaler is not None:
+            self._loop.close_step(current)  # the scaler has skipped the step, which ends all the same
         self._come_together("run.consensus")
         return self.sync.consensus()
 

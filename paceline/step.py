@@ -5,28 +5,20 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.clock import Clock
-from paceline.errors import LoopError, NonFiniteLoss, WorkersDisagree
-from paceline.feed import Feed
-from paceline.fleet import Fleet
-from paceline.measure import Measure
-from paceline.memory import Memory, ran_out
-from paceline.probe import Probe
-from paceline.records import Meeting, Note, Plan, Progress, Round
-from paceline.replica import Replica
-from paceline.roles import Need, Sync
+from paceline.errors import LoopError, NonFiniteLoss
+from paceline.machinery import Machinery
+from paceline.meeting import compare_plans, round_of
+from paceline.memory import ran_out
+from paceline.records import Note, Plan, Progress, Round
 
-__all__ = ["Machinery", "Phase", "Step"]
+__all__ = ["Phase", "Step"]
 
 
 class Phase(enum.Enum):
@@ -37,27 +29,6 @@ class Phase(enum.Enum):
     READY = "ready"
     APPLIED = "applied"
     CLOSED = "closed"
-
-
-@dataclass
-class Machinery:
-    """The parts of a run that a step works with."""
-
-    fleet: Fleet
-    feed: Feed
-    sync: Sync
-    probe: Probe
-    measure: Measure
-    clock: Clock
-    memory: Memory
-    replica: Replica
-    scaler: torch.amp.GradScaler | None
-    wishes: Callable[[], tuple[float, float]]
-    """What this worker wants of all: ``(stop, save)`` for its note."""
-    looks: Callable[[Plan], frozenset[Need] | None]
-    """What the probe looks at in the step of this plan; None for nothing."""
-    failure: str = ""
-    """The name of the error that a step met with."""
 
 
 class Step:
@@ -308,24 +279,4 @@ class Step:
             raise NonFiniteLoss(
                 f"the loss in step {self.index} is not finite ({told}); the parameters were not changed. Lower the "
                 "learning rate, clip the gradients, or look for bad examples"
-            )
-
-
-def round_of(plan: Plan, meeting: Meeting) -> Round:
-    """What a round of several steps has come to; ``plan`` is that of its last step."""
-    return Round(plan, meeting.notes, meeting.stats, meeting.drift, meeting.background)
-
-
-def compare_plans(notes: tuple[Note, ...], step: int) -> None:
-    """Workers that did as many steps must have followed the same plans."""
-    groups: defaultdict[float, dict[int, float]] = defaultdict(dict)
-    for rank, note in enumerate(notes):
-        groups[note.steps][rank] = note.plan
-    for plans in groups.values():
-        first, plan = next(iter(plans.items()))
-        other = [rank for rank, theirs in plans.items() if theirs != plan]
-        if other:
-            raise WorkersDisagree(
-                f"the plan of step {step} differs between workers (ranks {other} against rank {first}): a role decided "
-                "from something that is not the same everywhere"
             )

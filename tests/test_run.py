@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
 from paceline import record
-from paceline.records import Ended, Event, Measured, Resumed, Saved, Started, StepDone
+from paceline.events import Ended, Event, Measured, Resumed, Saved, Started, StepDone
 from tests.pool import Pool
 from tests.problems import data, flat, mlp, train
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ROSTER", "SITES", "Contestant"]
+__all__ = ["ROSTER", "SITES", "UNEVEN", "Contestant"]
 
 
 @dataclass(frozen=True)
@@ -104,3 +104,23 @@ SITES = [
     ),
 ]
 """For a cluster with sites."""
+
+UNEVEN = [
+    *ROSTER[: next(at for at, each in enumerate(ROSTER) if each.module == OURS) + 2],
+    Contestant("paceline-by-speed", "Paceline AllReduce, BySpeed", OURS, ("by-speed",)),
+    Contestant(
+        "paceline-local-sgd-by-speed",
+        "Paceline LocalSGD, BySpeed",
+        OURS,
+        ("local-sgd-by-speed",),
+        note="H = {every}, shares of the local batch",
+    ),
+    Contestant(
+        "paceline-local-sgd-seconds",
+        "Paceline LocalSGD, seconds",
+        OURS,
+        ("local-sgd-seconds",),
+        note="averages every 2 seconds of work, however many steps that are",
+    ),
+]
+"""For a cluster of workers of different speeds: the peers, and shares by speed."""

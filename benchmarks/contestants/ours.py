@@ -17,6 +17,12 @@ FOREVER = 10**9
 
 VARIANTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "all-reduce": lambda settings: {"sync": pl.sync.AllReduce()},
+    "by-speed": lambda settings: {"sync": pl.sync.AllReduce(), "balance": pl.balance.BySpeed()},
+    "local-sgd-by-speed": lambda settings: {
+        "sync": pl.sync.LocalSGD(settings.every),
+        "balance": pl.balance.BySpeed(),
+        "lockstep": settings.every,
+    },
     "local-sgd": lambda settings: {"sync": pl.sync.LocalSGD(settings.every), "lockstep": settings.every},
     "local-sgd-8bit": lambda settings: {
         "sync": pl.sync.LocalSGD(settings.every, codec=pl.codec.Uniform8()),

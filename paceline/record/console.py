@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
+from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
 from paceline.record.appending import give_up
 from paceline.record.display import Status, display_for
 from paceline.record.pace import Pace, duration
-from paceline.records import Ended, Event, Measured, Progress, Remark, Resumed, Saved, Started, StepDone
+from paceline.records import Progress
 
 __all__ = ["Console", "Way", "way"]
 

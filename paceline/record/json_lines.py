@@ -11,8 +11,8 @@ import msgspec
 from msgspec import inspect
 
 from paceline.errors import PacelineError, SettingError
+from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
 from paceline.record.appending import AppendFile
-from paceline.records import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
 
 __all__ = ["AnyEvent", "JsonLines", "read"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import timedelta
 
-from paceline.records import StepDone
+from paceline.events import StepDone
 
 __all__ = ["Pace", "duration"]
 

@@ -10,8 +10,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from paceline.events import Ended, Event, Measured, StepDone
 from paceline.record.pace import duration
-from paceline.records import Ended, Event, Measured, StepDone
 
 __all__ = ["Summary", "WorkerSummary", "summary", "table"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SettingError
+from paceline.events import Ended, Event, Measured, Resumed, StepDone
 from paceline.record.appending import cannot_open, give_up
 from paceline.record.pace import Pace
-from paceline.records import Ended, Event, Measured, Resumed, StepDone
 
 __all__ = ["TensorBoard"]
 

@@ -11,8 +11,8 @@ from itertools import accumulate
 import msgspec
 
 from paceline.errors import SettingError
+from paceline.events import Ended, Event, Remark, Resumed, Saved, Started, StepDone
 from paceline.record.appending import AppendFile
-from paceline.records import Ended, Event, Remark, Resumed, Saved, Started, StepDone
 
 __all__ = ["Trace", "consecutive", "step_entries"]
 

@@ -14,14 +14,16 @@ from paceline.codec import Identity
 from paceline.errors import LoopError, SettingError
 from paceline.fleet import Fleet
 from paceline.group import Group, Part
+from paceline.meeting import both, pauses
 from paceline.probe import Probe
-from paceline.records import Meeting, Note, Plan, Progress, combine
+from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
 from paceline.roles import Codec, Need
 from paceline.sync.average import assign
-from paceline.sync.every import Every, as_every, seconds_of, timed
+from paceline.sync.every import Every, as_every, seconds_of
+from paceline.sync.fitting import refuse_what_does_not_fit
 from paceline.sync.merge import Merge
-from paceline.sync.optimizer_state import Average, Keep, OptimizerState
+from paceline.sync.optimizer_state import Keep, OptimizerState
 from paceline.sync.outer import MakeOptimizer, Outer
 from paceline.sync.statistics import Measuring, RoundStatistics
 from paceline.sync.tally import Tally
@@ -65,7 +67,7 @@ class LocalSGD:
         self.outer = None if outer is None else Outer(outer)
         self.codec: Codec = codec or Identity()
         self.overlap, self.measuring = overlap, measuring
-        self._refuse_what_does_not_fit()
+        refuse_what_does_not_fit(self)
         self.bytes_sent = 0
         self._fleet: Fleet | None = None
         self._parts: list[Part] = []
@@ -182,7 +184,7 @@ class LocalSGD:
         landed = None
         if self.merge.flight is not None and (over or self._tally.steps >= self.overlap):
             landed = self._land()
-            last = last or _pauses(landed)
+            last = last or pauses(landed)
         if not (over or last):
             return landed
         note = msgspec.structs.replace(
@@ -195,7 +197,7 @@ class LocalSGD:
             return self._end_round(note, now.step - 1)
         self._set_off(note, now.step - 1)
         if last:
-            landed = _both(landed, self._land())
+            landed = both(landed, self._land())
             self._equalise()
         return landed
 
@@ -210,10 +212,10 @@ class LocalSGD:
         # The others learn of it when that average lands; then all end the round that they are in.
         landed = self._land() if self.merge.flight is not None else None
         self._set_off(note, plan.step)
-        landed = _both(landed, self._land())
+        landed = both(landed, self._land())
         if not any(each.final for each in landed.notes):
             self._set_off(Note(steps=0.0, final=1.0), plan.step)
-            landed = _both(landed, self._land())
+            landed = both(landed, self._land())
         self._equalise()
         return landed
 
@@ -280,34 +282,6 @@ class LocalSGD:
         image_size = self._statistics.image_size
         return Merge(fleet, group, self._replica, self.codec, self.optimizer_state, self.outer, image_size)
 
-    def _refuse_what_does_not_fit(self) -> None:
-        name = type(self).__name__
-        for what, value, method in (
-            ("optimizer_state", self.optimizer_state, "averaged"),
-            ("codec", self.codec, "encode"),
-        ):
-            if isinstance(value, type) or not hasattr(value, method):
-                raise SettingError(f"{what} ({value!r}) of {name} must be an object with a method {method}, as Keep()")
-        if not isinstance(self.measuring, Measuring):
-            raise SettingError(f"measuring ({self.measuring!r}) must be Measuring.FIRST or Measuring.LAST")
-        if not isinstance(self.overlap, int) or self.overlap < 0:
-            raise SettingError(f"overlap ({self.overlap!r}) must be a whole number of steps, or 0 for none")
-        if self.overlap and timed(self.every):
-            raise SettingError(
-                f"{name} cannot overlap rounds that are measured by the clock: the examples of the next one are dealt "
-                "when it is known what was used in the last; use rounds of steps or examples, or overlap=0"
-            )
-        if self.measuring is Measuring.LAST and timed(self.every):
-            raise SettingError(
-                f"{name} cannot know which step of a round that is measured by the clock is its last; use "
-                "measuring=Measuring.FIRST"
-            )
-        if isinstance(self.optimizer_state, Average) and (self.overlap or not isinstance(self.codec, Identity)):
-            raise SettingError(
-                f"{name} averages optimizer state at once and in full precision only (second moments must not become "
-                "negative); use Keep() or Reset() with a codec or overlap"
-            )
-
     def _count(self, plan: Plan, note: Note) -> None:
         self._scale = self._scale or float(plan.batch)
         self._tally.add(plan, note)
@@ -340,22 +314,3 @@ class LocalSGD:
         self.merge.equalise(self._weight, self._scale)
         self.merge.restart()
         self._weight = 0.0
-
-
-def _pauses(meeting: Meeting) -> bool:
-    """Whether all have to come together now: to stop, or to save, where one may be waiting who has left the loop."""
-    return any(note.stop for note in meeting.notes) or bool(meeting.notes[0].save)
-
-
-def _both(first: Meeting | None, second: Meeting) -> Meeting:
-    """One meeting for two, one after the other."""
-    if first is None:
-        return second
-    # What was measured belongs to one step: that of the later round, if there was one.
-    names = ("units", "unit_sqnorm", "measured", "own_sqnorm")
-    found = second if second.stats is not None else first
-    notes = tuple(
-        msgspec.structs.replace(combine(one, other), **{name: getattr(its, name) for name in names})
-        for one, other, its in zip(first.notes, second.notes, found.notes, strict=True)
-    )
-    return Meeting(notes, second.drift, second.background, found.stats)

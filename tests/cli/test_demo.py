@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from paceline import record, tasks
 from paceline.cli import app
-from paceline.records import Resumed
+from paceline.events import Resumed
 from paceline.tasks.train import train
 from tests.cli.processes import LIMIT, paceline
 

@@ -26,7 +26,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 import paceline as pl
 from paceline import sync
-from paceline.records import Progress, Round, StepDone
+from paceline.events import StepDone
+from paceline.records import Progress, Round
 from tests.laws.test_local_sgd import MAKERS, Workers
 from tests.pool import Pool
 from tests.problems import data, flat, mlp

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from paceline import record, sync
 from paceline.balance import BySpeed
-from paceline.records import Remark
+from paceline.events import Remark
 from tests.pool import Pool
 from tests.problems import data, flat, mlp
 

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline import sync
-from paceline.records import StepDone
+from paceline.events import StepDone
 from tests.pool import Pool
 from tests.problems import data, flat, mlp, train
 

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.records import (
-    Ended,
-    Event,
-    GradientStats,
-    Measured,
-    Progress,
-    Remark,
-    Resumed,
-    Saved,
-    Started,
-    StepDone,
-)
+from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
+from paceline.records import GradientStats, Progress
 
 START = 1_700_000_000.0
 

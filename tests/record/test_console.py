@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from paceline import record
+from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved
 from paceline.record.console import Way, way
-from paceline.records import Ended, Event, Measured, Progress, Remark, Resumed, Saved
+from paceline.records import Progress
 
 from .fake import START, one_of_each, started, step
 
@@ -220,7 +221,7 @@ def test_the_terminal_is_whole_after_an_exception_and_even_a_kill(terminal: Term
     program = f"""
 import os
 from paceline import record
-from paceline.records import StepDone
+from paceline.events import StepDone
 console = record.Console()
 console.record(StepDone(1.0, 0, 0, 64, 64, 0.5, 0.1, 1.0, [64], [0.1], [0.5], [0.0], 0.0, 0, True))
 {end}

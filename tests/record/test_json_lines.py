@@ -13,7 +13,8 @@ import pytest
 
 from paceline import record
 from paceline.errors import PacelineError, SettingError
-from paceline.records import Event, GradientStats, Measured, StepDone
+from paceline.events import Event, Measured, StepDone
+from paceline.records import GradientStats
 
 from .fake import one_of_each, step
 
@@ -34,7 +35,7 @@ def test_every_event_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_no_event_is_forgotten() -> None:
-    known = {kind for kind in Event.__subclasses__() if kind.__module__ == "paceline.records"}
+    known = {kind for kind in Event.__subclasses__() if kind.__module__ == "paceline.events"}
     assert set(get_args(record.AnyEvent)) == known
     assert {type(event) for event in one_of_each()} == known
 
@@ -150,7 +151,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from paceline import record
-from paceline.records import Ended
+from paceline.events import Ended
 recorder = record.JsonLines(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 for number in range(100):
@@ -172,7 +173,7 @@ def test_a_killed_writer_loses_at_most_the_last_line(tmp_path: Path) -> None:
     program = """
 import os, sys
 from paceline import record
-from paceline.records import Ended
+from paceline.events import Ended
 recorder = record.JsonLines(sys.argv[1])
 for number in range(10**9):
     recorder.record(Ended(1.0, number, number, "x" * (number % 5000)))

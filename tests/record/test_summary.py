@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from paceline import record
-from paceline.records import Ended, Measured, Resumed
+from paceline.events import Ended, Measured, Resumed
 
 from .fake import START, one_of_each, started, step
 

@@ -10,7 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from paceline import record
 from paceline.errors import SettingError
-from paceline.records import Ended, Event, GradientStats, Measured, Resumed
+from paceline.events import Ended, Event, Measured, Resumed
+from paceline.records import GradientStats
 
 from .fake import START, started, step
 
@@ -141,7 +142,7 @@ def test_a_full_disk_warns_once_and_the_run_goes_on(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from paceline import record
-from paceline.records import Measured
+from paceline.events import Measured
 recorder = record.TensorBoard(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 for number in range(2000):

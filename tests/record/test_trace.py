@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from paceline import record
 from paceline.errors import SettingError
+from paceline.events import Ended, Event, Resumed, Saved
 from paceline.record.trace import consecutive
-from paceline.records import Ended, Event, Resumed, Saved
 
 from .fake import START, one_of_each, started, step
 

@@ -122,27 +122,31 @@ def test_another_number_of_workers_goes_on_from_the_average(pool: Pool, tmp_path
     assert len({digest for _, _, digest in found}) == 1
 
 
-def with_a_scaler(workers_that_overflow: list[int]) -> tuple[str, int]:
-    """One worker's gradients overflow in step 1, so that its scaler skips the step there, and only there."""
+def with_a_scaler(workers_that_overflow: list[int], at: int) -> tuple[list[str], int]:
+    """One worker's gradients overflow in one step, so that its scaler skips it there, and only there."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    digests = []
     with pl.Run(model, optimizer, data(48), batch=8, sync=sync.LocalSGD(3), scaler=scaler) as run:
         for step in run.steps(steps=6):
             optimizer.zero_grad()
             for x, y in step:
                 loss = F.cross_entropy(model(x), y)
-                if step.index == 1 and run.fleet.rank in workers_that_overflow:
+                if step.index == at and run.fleet.rank in workers_that_overflow:
                     loss = loss * float("inf")
                 step.backward(loss)
             scaler.step(optimizer)
             scaler.update()
-        return run.replica.digest(), run.progress.step
+            with run.consensus():
+                digests.append(run.replica.digest())
+        return [*digests, run.replica.digest()], run.progress.step
 
 
+@pytest.mark.parametrize("at", [1, 2])  # in the middle of the round, and at its end
 @pytest.mark.parametrize("who", [[0], [1], [0, 1]])
-def test_a_step_that_one_scaler_skips_does_not_upset_the_round(pool: Pool, who: list[int]) -> None:
-    first, second = pool.run(2, with_a_scaler, who)
+def test_a_step_that_one_scaler_skips_does_not_upset_the_round(pool: Pool, who: list[int], at: int) -> None:
+    first, second = pool.run(2, with_a_scaler, who, at)
     assert first == second
     assert first[1] == 6
 

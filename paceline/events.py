@@ -1,0 +1,100 @@
+"""What happens in a run: what recorders take, and files hold."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline.records import GradientStats, Progress
+
+__all__ = ["Ended", "Event", "Measured", "Remark", "Resumed", "Saved", "Started", "StepDone"]
+
+
+class Event(msgspec.Struct, frozen=True, tag=True):
+    """Something that happened in a run. ``time`` is in seconds since 1970."""
+
+    time: float
+
+
+class Started(Event, frozen=True):
+    """The run began."""
+
+    workers: int
+    parameters: int
+    """Trainable numbers in the model."""
+    dataset: int
+    """Examples in the data set (in all workers' together, if each has its own)."""
+    settings: dict[str, str]
+    versions: dict[str, str]
+    target: Progress | None = None
+    """Where the loop will end, for the display of the time left: the one field that is not zero counts."""
+
+
+class StepDone(Event, frozen=True):
+    """One step was done, or all steps of one round (``steps``). Lists have one entry for each worker."""
+
+    step: int
+    epoch: int
+    examples: int
+    """Examples used since the run began, this step included."""
+    batch: int
+    loss: float
+    learning_rate: float
+    seconds: float
+    """From the start of this step to the start of the next, as rank 0 saw it."""
+    counts: list[int]
+    load_seconds: list[float]
+    compute_seconds: list[float]
+    wait_seconds: list[float]
+    communicate_seconds: float
+    """Time of the exchange itself, after the last worker had come."""
+    bytes_sent: int
+    """What rank 0 handed to the network layer in this step."""
+    applied: bool
+    """Whether the optimizer stepped (a ``GradScaler`` may skip it)."""
+    stats: GradientStats | None = None
+    steps: int = 1
+    """The steps of the round: its examples, losses and seconds are sums or means over all of them."""
+    drift: float | None = None
+    """How far the workers' models were from their average, where they train apart."""
+    efficiency: float | None = None
+    """Examples per second over the sum of what the workers would do alone: 1 if nobody waits and nothing is sent."""
+
+
+class Measured(Event, frozen=True):
+    """Numbers that the user gave to ``run.log``."""
+
+    step: int
+    values: dict[str, float]
+
+
+class Remark(Event, frozen=True):
+    """Something that a role has noticed: a worker that is a burden, say."""
+
+    step: int
+    text: str
+
+
+class Saved(Event, frozen=True):
+    """A checkpoint was written."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+class Resumed(Event, frozen=True):
+    """The run went on from a checkpoint."""
+
+    step: int
+    path: str
+    workers_before: int
+
+
+class Ended(Event, frozen=True):
+    """The loop ended."""
+
+    step: int
+    examples: int
+    reason: str
+    """``done``, ``stopped``, ``left`` (the loop was left early), or the name of the error or signal."""

@@ -1,0 +1,46 @@
+"""Which settings of Local SGD are right, and fit together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.codec import Identity
+from paceline.errors import SettingError
+from paceline.sync.every import timed
+from paceline.sync.optimizer_state import Average
+from paceline.sync.statistics import Measuring
+
+if TYPE_CHECKING:
+    from paceline.sync.local_sgd import LocalSGD
+
+__all__ = ["refuse_what_does_not_fit"]
+
+
+def refuse_what_does_not_fit(role: LocalSGD) -> None:
+    """Settings that are wrong, or cannot be together."""
+    name = type(role).__name__
+    for what, value, method in (
+        ("optimizer_state", role.optimizer_state, "averaged"),
+        ("codec", role.codec, "encode"),
+    ):
+        if isinstance(value, type) or not hasattr(value, method):
+            raise SettingError(f"{what} ({value!r}) of {name} must be an object with a method {method}, as Keep()")
+    if not isinstance(role.measuring, Measuring):
+        raise SettingError(f"measuring ({role.measuring!r}) must be Measuring.FIRST or Measuring.LAST")
+    if not isinstance(role.overlap, int) or role.overlap < 0:
+        raise SettingError(f"overlap ({role.overlap!r}) must be a whole number of steps, or 0 for none")
+    if role.overlap and timed(role.every):
+        raise SettingError(
+            f"{name} cannot overlap rounds that are measured by the clock: the examples of the next one are dealt "
+            "when it is known what was used in the last; use rounds of steps or examples, or overlap=0"
+        )
+    if role.measuring is Measuring.LAST and timed(role.every):
+        raise SettingError(
+            f"{name} cannot know which step of a round that is measured by the clock is its last; use "
+            "measuring=Measuring.FIRST"
+        )
+    if isinstance(role.optimizer_state, Average) and (role.overlap or not isinstance(role.codec, Identity)):
+        raise SettingError(
+            f"{name} averages optimizer state at once and in full precision only (second moments must not become "
+            "negative); use Keep() or Reset() with a codec or overlap"
+        )
