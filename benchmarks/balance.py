@@ -123,10 +123,11 @@ def stretches(name: str, steps: list[StepDone], began: float) -> dict[str, tuple
     skip = SETTLED * LOOK // steps[0].steps
     if name != "disturbed":
         return {"before the first look": (steps[: skip // SETTLED], 1.0), "settled": (steps[skip:], 1.0)}
-    changes = [0.0, DISTURBED, UNDISTURBED, math.inf]
     found = {}
-    for what, since, until, part in zip(
-        ("before", "disturbed", "after"), changes, changes[1:], (1.0, 2.5 / 3, 1.0), strict=True
+    for what, since, until, part in (
+        ("before", 0.0, DISTURBED, 1.0),
+        ("disturbed", DISTURBED, UNDISTURBED, 2.5 / 3),
+        ("after", UNDISTURBED, math.inf, 1.0),
     ):
         found[what] = [s for s in steps if since <= s.time - s.seconds - began and s.time - began < until][skip:], part
     return found
