@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
 import paceline as pl
@@ -173,3 +174,53 @@ def test_as_published_it_reacts_once_an_epoch() -> None:
     changes = [step for step in range(1, 30) if found[step] != found[step - 1]]
     assert changes == [11]  # known after the first step of the next epoch; after that nothing changes
     assert found[-1] == [293, 146, 73]
+
+
+BURDEN = [Speed(0.0, 1.0), Speed(0.0, 1.0), Speed(0.0, 100.0)]
+
+
+def test_a_worker_that_costs_more_than_it_gives_is_named_once() -> None:
+    policy = BySpeed(every=2, change=100.0)
+    shares = simulate(policy, lambda step: BURDEN, 20, batch=30)
+    assert shares[-1] == [15, 14, 1]
+    assert policy.remarks() == [
+        "worker 2 is so slow (100 s for 1 examples) that the others would be done sooner without it; leave_out=True "
+        "would give it nothing to do"
+    ]
+    assert policy.remarks() == []
+
+
+def test_it_is_left_out_if_asked_and_comes_back_when_the_others_have_become_slower() -> None:
+    def workers(step: int) -> list[Speed]:
+        return BURDEN if step < 20 else [Speed(0.0, 50.0), Speed(0.0, 50.0), Speed(0.0, 100.0)]
+
+    policy = BySpeed(every=2, change=100.0, leave_out=True)
+    shares = simulate(policy, workers, 40, batch=30)
+    assert shares[10] == [15, 15, 0]
+    assert shares[-1] == [12, 12, 6]
+    [remark] = policy.remarks()
+    assert remark.endswith("it gets nothing to do")
+
+
+def test_a_slow_worker_that_helps_is_no_burden() -> None:
+    policy = BySpeed(every=2)
+    simulate(policy, lambda step: UNEVEN, 20)
+    assert policy.remarks() == []
+
+
+def with_limits(step: int, shares: Sequence[int], limits: Sequence[int]) -> Round:
+    one = a_round(step, shares, [float(share) for share in shares])
+    notes = tuple(msgspec.structs.replace(note, most=most) for note, most in zip(one.notes, limits, strict=True))
+    return Round(one.plan, notes)
+
+
+def test_a_limit_that_a_worker_has_found_counts_at_once() -> None:
+    policy = BySpeed(every=100)
+    policy.observe(with_limits(0, [32, 32], [0, 20]))
+    assert policy.split(64, 2) == [44, 20]
+    assert policy.remarks() == ["worker 1 ran out of memory; its share is at most 20 from now on"]
+    # Not all could be given to somebody: then in several pieces.
+    policy.observe(with_limits(1, [44, 20], [25, 20]))
+    assert policy.split(64, 2) == [32, 32]
+    assert BySpeed(most=[40, 64]).split(64, 2) == [32, 32]
+    assert BySpeed(most=[20, 64]).split(64, 2) == [20, 44]
