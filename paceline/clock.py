@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = ["Clock"]
 
@@ -12,6 +14,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.load = self.compute = self.exchange = 0.0
+        self.between = 0.0
+        """Seconds from the end of the last exchange but one to the end of the last."""
         self.free()
 
     def free(self) -> None:
@@ -35,11 +39,22 @@ class Clock:
     def exchanged(self) -> None:
         """The exchange is over: all workers are free again at about the same time."""
         self.exchange += self._lap()
-        self._free = self._mark
+        self.between, self._free = self._mark - self._free, self._mark
 
     def rested(self) -> None:
         """Something else in the loop's body has run: the optimizer, say."""
         self._lap()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """While inside, the time is nobody's: a checkpoint or an evaluation that all workers come to."""
+        since = time.perf_counter()
+        try:
+            yield
+        finally:
+            away = time.perf_counter() - since
+            self._free += away
+            self._mark += away
 
     @property
     def busy(self) -> float:

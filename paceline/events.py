@@ -57,7 +57,10 @@ class StepDone(Event, frozen=True):
     drift: float | None = None
     """How far the workers' models were from their average, where they train apart."""
     efficiency: float | None = None
-    """Examples per second over the sum of what the workers would do alone: 1 if nobody waits and nothing is sent."""
+    """Examples per second over the sum of what the workers would do alone: 1 if nobody waits and nothing is sent.
+
+    Between the ends of two exchanges; None where they go on in the background.
+    """
 
 
 class Measured(Event, frozen=True):

@@ -9,7 +9,7 @@ import sys
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import FleetError, SettingError, WorkerLost, WorkersDisagree
-from paceline.group import Group
+from paceline.group import Group, Part
 from paceline.rendezvous import begin_group, end_group, store_of_this_run
 from paceline.watch import SILENT, Watch
 
@@ -172,21 +172,25 @@ class Fleet(Group):
             self._watch.attend(False)
 
     @contextmanager
-    def patiently(self) -> Iterator[None]:
+    def patiently(self, parts: Sequence[Part] = ()) -> Iterator[None]:
         """While inside, the deadline is for the time in which no other worker moves on, not for the whole wait.
 
-        For one that has left the loop, and meets the others when they have done what they have to do.
+        For one that has left the loop, and meets the others, or ``parts`` of them, when they have done what they have
+        to do.
         """
         if self._watch is None:
             yield
             return
-        dist.distributed_c10d._set_pg_timeout(FOREVER, dist.group.WORLD)
+        handles = [dist.group.WORLD, *(part.handle for part in parts if part.handle is not None and part.rank >= 0)]
         self._moved = time.monotonic()
         try:
+            for handle in handles:
+                dist.distributed_c10d._set_pg_timeout(FOREVER, handle)
             yield
         finally:
             self._moved = None
-            dist.distributed_c10d._set_pg_timeout(self.torch_limit, dist.group.WORLD)
+            for handle in handles:
+                dist.distributed_c10d._set_pg_timeout(self.torch_limit, handle)
 
     def lost(self, what: str, since: float, error: BaseException) -> WorkerLost:
         """Find out whose fault a broken connection is; takes a few heartbeats at most."""

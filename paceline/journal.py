@@ -40,7 +40,7 @@ class Journal:
         began, self._began = self._began or 0.0, None
         if not self._recorders:
             return
-        notes, waits, seconds = round.notes, round.waits, time.perf_counter() - began
+        notes, waits = round.notes, round.waits
         self.write(
             StepDone(
                 time=time.time(),
@@ -50,7 +50,7 @@ class Journal:
                 batch=round.plan.batch,
                 loss=round.loss,
                 learning_rate=learning_rate,
-                seconds=seconds,
+                seconds=time.perf_counter() - began,
                 counts=[int(note.examples) for note in notes],
                 load_seconds=[note.load_seconds for note in notes],
                 compute_seconds=[note.compute_seconds for note in notes],
@@ -61,7 +61,7 @@ class Journal:
                 stats=round.stats,
                 steps=round.steps,
                 drift=round.drift,
-                efficiency=_efficiency(notes, seconds),
+                efficiency=None if round.background else _efficiency(notes, clock.between),
             )
         )
 

@@ -7,6 +7,7 @@ import warnings
 import msgspec
 import torch
 
+from paceline.errors import PacelineError
 from paceline.records import Plan
 
 __all__ = ["Memory", "ran_out"]
@@ -15,9 +16,15 @@ __all__ = ["Memory", "ran_out"]
 class Memory:
     """The largest micro-batch of this worker: what a plan asks for, until that did not fit."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_pieces: bool) -> None:
+        self._in_pieces = in_pieces
         self.most = 0
         """Examples; 0 as long as everything has fitted."""
+
+    @property
+    def largest_share(self) -> int:
+        """What the balance should give at most; 0 for any number, since shares are done in pieces anyway."""
+        return 0 if self._in_pieces else self.most
 
     def fit(self, plan: Plan) -> Plan:
         """The plan with pieces of which each should fit."""
@@ -41,4 +48,6 @@ def ran_out(error: BaseException) -> bool:
     """Whether memory is what was missing: on a GPU, or on the CPU, where torch has no error of its own for it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    # Not what another worker has told us.
+    told = str(error) if isinstance(error, RuntimeError) and not isinstance(error, PacelineError) else ""
+    return any(words in told for words in ("can't allocate memory", "out of memory", "ALLOC_FAILED"))

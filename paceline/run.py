@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -133,7 +133,7 @@ class Run:
             raise
         measure = Measure(self.fleet, probe)
         wants = self._loop.wishes, self._loop.looks
-        own = Clock(), Memory(), self._replica, scaler
+        own = Clock(), Memory(in_pieces=micro is not None), self._replica, scaler
         self._parts = Machinery(self.fleet, feed, self.sync, probe, measure, *own, *wants)
         self._loop.equip(self._parts, self._journal)
 
@@ -198,13 +198,16 @@ class Run:
         """Let all workers end the loop after the same step: the next one that ends. One worker's call is enough."""
         self._loop.stop_wanted = True
 
-    def consensus(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
         """``with run.consensus():`` the model is the average over all workers; all must enter together."""
         current = self._loop.current
         if current is not None and current.phase is Phase.READY and self.scaler is not None:
             self._loop.close_step(current)  # the scaler has skipped the step, which ends all the same
-        self._come_together("run.consensus")
-        return self.sync.consensus()
+        with self._parts.clock.stopped():
+            self._come_together("run.consensus")
+            with self.sync.consensus():
+                yield
 
     def log(self, **values: float) -> None:
         """Record numbers of your own, such as ``run.log(accuracy=0.97)``."""
@@ -216,12 +219,14 @@ class Run:
             if current.phase is Phase.READY and self.scaler is None:
                 raise LoopError(f"run.save was called before optimizer.step() in step {current.index}; call it after")
             self._loop.close_step(current)
-        self._come_together("run.save")
+        with self._parts.clock.stopped():
+            self._come_together("run.save")
         return self._save(Path(path))
 
     def _save(self, path: Path) -> Path:
         began = time.perf_counter()
-        path, size = snapshot.save(self, path)
+        with self._parts.clock.stopped():
+            path, size = snapshot.save(self, path)
         self._journal.write(Saved(time.time(), self.progress.step, str(path), size, time.perf_counter() - began))
         return path
 

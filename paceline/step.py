@@ -101,7 +101,7 @@ class Step:
         parts = self._parts
         self._pieces = len(plan.pieces(parts.fleet.rank))
         parts.probe.begin(self._pieces, parts.looks(self.plan))
-        for examples, batch in parts.feed.micro_batches(plan, self._future):
+        for examples, batch in parts.feed.micro_batches(plan, lambda: map(parts.memory.fit, self._future())):
             parts.clock.loaded()
             self._seen += 1
             self._waiting_for_backward = self._examples = examples
@@ -128,7 +128,7 @@ class Step:
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
+            if not ran_out(error) or self.phase is not Phase.OPEN or not self._examples:
                 raise
             if self._parts.sync.counts_backward:
                 raise LoopError(
@@ -146,7 +146,8 @@ class Step:
         parts = self._parts
         parts.memory.shrink(self._too_large, self.index)
         for parameter in parts.replica.parameters:
-            parameter.grad = None
+            if parameter.grad is not None:
+                parameter.grad.zero_()
         self._seen = self._too_large = 0
         self._losses.clear()
         parts.clock.computed()
@@ -184,10 +185,14 @@ class Step:
 
     def left_early(self) -> LoopError:
         """The error for a step whose micro-batches were not all used; the other workers are told."""
-        error = LoopError(
-            f"step {self.index} was left after {self._seen} of {self._pieces} micro-batches, so its gradients are not "
-            "averaged; let the inner loop run to its end before optimizer.step() and before the next step"
-        )
+        if self._too_large:
+            told = f"memory ran out in step {self.index}; put step.attempt() into the loop over its micro-batches"
+        else:
+            told = (
+                f"step {self.index} was left after {self._seen} of {self._pieces} micro-batches, so its gradients are "
+                "not averaged; let the inner loop run to its end before optimizer.step() and before the next step"
+            )
+        error = LoopError(told)
         self._parts.failure = type(error).__name__
         self._parts.fleet.fail(error)
         return error
@@ -232,7 +237,7 @@ class Step:
             busy_seconds=parts.clock.busy,
             units=units,
             unit_sqnorm=unit_sqnorm,
-            most=parts.memory.most,
+            most=parts.memory.largest_share,
         )
         parts.fleet.doing(self.index, "averaging gradients")
         notes = parts.sync.before_step(plan, note)

@@ -108,6 +108,8 @@ def _serve(pipe: Connection[Any, Any]) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
+                # Many jobs have BatchNorm and unequal shares on purpose.
+                warnings.filterwarnings("ignore", message=".*takes its statistics over each worker's own examples")
                 outcome = job(*args)
         except BaseException as error:
             outcome = RemoteError(type(error).__name__, str(error), traceback.format_exc())

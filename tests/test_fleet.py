@@ -57,7 +57,7 @@ def one_has_no_heartbeat(dead: bool) -> None:
         else:
             if dead:
                 fleet._watch.close()
-            time.sleep(6)
+            time.sleep(4)
     finally:
         fleet.close()
 

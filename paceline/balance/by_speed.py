@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from paceline.balance.even import Even
@@ -14,6 +15,8 @@ from paceline.errors import SettingError
 from paceline.records import Round
 
 __all__ = ["BySpeed"]
+
+MOST_SAMPLES = 256  # that a look rests on: they are in checkpoints
 
 
 @dataclass
@@ -48,6 +51,7 @@ class BySpeed:
     _burdens: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
     _remarks: list[str] = field(init=False, repr=False, compare=False, default_factory=list)
     _steps: int = field(init=False, repr=False, compare=False, default=0)
+    _batch: int = field(init=False, repr=False, compare=False, default=0)
     _epoch: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -83,7 +87,7 @@ class BySpeed:
             return self._solve(batch, self._speeds, caps)
         if min(caps) >= batch and self.multiple == 1:
             return Even().split(batch, workers)
-        return equal_finish(batch, [Speed(0.0, 1.0)] * workers, None, caps, self.multiple)
+        return self._solve(batch, [Speed(0.0, 1.0)] * workers, caps)
 
     def observe(self, round: Round) -> None:
         """Note the seconds of a round, and look at the speeds if it is time."""
@@ -93,14 +97,18 @@ class BySpeed:
             self._samples = [[] for _ in notes]
         if self.every is None and round.plan.epoch > self._epoch:
             self._epoch = round.plan.epoch
-            self._look(round.plan.batch)
+            self._look()
+        # The last step of an epoch is short: whole ones are what shares are for.
+        whole = sum(note.examples / note.steps for note in notes if note.steps)
+        self._batch = max(self._batch, round.plan.batch, int(whole))
         for samples, note in zip(self._samples, notes, strict=True):
             if note.steps:
                 samples.append((note.examples / note.steps, note.busy_seconds / note.steps))
+                del samples[:-MOST_SAMPLES]
         self._learn_limits([int(note.most) for note in notes])
         self._steps += round.steps
         if self.every is not None and self._steps >= self.every:
-            self._look(round.plan.batch)
+            self._look()
 
     def remarks(self) -> list[str]:
         """What was noticed since the last time."""
@@ -116,6 +124,7 @@ class BySpeed:
             "learnt": self._learnt,
             "burdens": self._burdens,
             "steps": self._steps,
+            "batch": self._batch,
             "epoch": self._epoch,
         }
 
@@ -127,34 +136,43 @@ class BySpeed:
         self._speeds = [Speed(*speed) for speed in state["speeds"]]
         self._samples = [[(n, t) for n, t in samples] for samples in state["samples"]]
         self._learnt, self._burdens = list(state["learnt"]), tuple(state["burdens"])
-        self._steps, self._epoch = state["steps"], state["epoch"]
+        self._steps, self._batch, self._epoch = state["steps"], state["batch"], state["epoch"]
 
-    def _look(self, batch: int) -> None:
+    def _look(self) -> None:
         found = [typical(samples) for samples in self._samples]
-        self._samples, self._steps = [[] for _ in found], 0
+        batch, self._samples, self._steps, self._batch = self._batch, [[] for _ in found], 0, 0
         for model, seen in zip(self._models, found, strict=True):
             if seen is not None:
                 model.add(*seen)
         speeds = [model.speed for model in self._models]
-        known = [speed for speed in speeds if speed is not None]
-        if len(known) < len(speeds):  # somebody has had nothing to do
+        measured = [speed for speed in speeds if speed is not None]
+        if not measured:
             return
+        # Who has had nothing to do is taken for an average worker until it has.
+        mean = Speed(fmean(each.fixed for each in measured), fmean(each.per_example for each in measured))
+        known = [mean if speed is None else speed for speed in speeds]
         caps = self._caps(batch, len(known))
         present = self.split(batch, len(known))
         self._find_burdens(batch, known, caps)
         wanted = self._solve(batch, known, caps)
         now, then = makespan(known, present), makespan(known, wanted)
-        if then < now * (1 - self.dead_band):
+        left_out = self.leave_out and any(present[rank] for rank in self._burdens)
+        if left_out or then < now * (1 - self.dead_band):
             bounded = self._bounded(batch, known, caps, present)
             # What cannot be had at once is a plan of its own: shares in this proportion, until the next look.
-            self._speeds = known if bounded == wanted else [Speed(0.0, 1 / max(share, 1e-9)) for share in bounded]
+            self._speeds = known if bounded == wanted else [Speed(0.0, 1 / max(share, 0.5)) for share in bounded]
 
     def _bounded(self, batch: int, speeds: list[Speed], caps: list[int], present: Sequence[int]) -> list[int]:
         """The best shares that are not too far from the present ones."""
         out = self._burdens if self.leave_out else ()
-        lower = [0 if rank in out else self._whole(old / self.change) for rank, old in enumerate(present)]
+        # Of whole multiples one must be able to go, even if that is more than half of a share.
+        part = math.ceil if self.multiple == 1 else math.floor
+        lower = [
+            0 if rank in out else part(old / self.change / self.multiple) * self.multiple
+            for rank, old in enumerate(present)
+        ]
         upper = [
-            0 if rank in out else min(cap, max(self._whole(1), int(min(old * self.change, batch))))
+            0 if rank in out else min(cap, max(self._whole(1), int(min(max(old, 1) * self.change, batch))))
             for rank, (old, cap) in enumerate(zip(present, caps, strict=True))
         ]
         lower = [min(low, high) for low, high in zip(lower, upper, strict=True)]
@@ -166,6 +184,8 @@ class BySpeed:
         out = self._burdens if self.leave_out else ()
         least = [0 if rank in out else min(self._whole(self.least), cap) for rank, cap in enumerate(caps)]
         upper = [0 if rank in out else cap for rank, cap in enumerate(caps)]
+        if sum(upper) < batch:  # the others have no room for all of it
+            least, upper = [min(self._whole(self.least), cap) for cap in caps], list(caps)
         return equal_finish(batch, speeds, least if sum(least) <= batch else None, upper, self.multiple)
 
     def _whole(self, share: float) -> int:

@@ -21,7 +21,8 @@ def typical(samples: Sequence[tuple[float, float]]) -> tuple[float, float] | Non
     used = [(examples, seconds) for examples, seconds in samples if examples > 0 and seconds > 0]
     if not used:
         return None
-    usual = statistics.median(seconds / examples for examples, seconds in used)
+    # Of two the lower: the other one may be what is unusual.
+    usual = statistics.median_low(seconds / examples for examples, seconds in used)
     near = [one for one in used if usual / OUTLIER <= one[1] / one[0] <= usual * OUTLIER]
     return statistics.fmean(one[0] for one in near), statistics.fmean(one[1] for one in near)
 

@@ -52,7 +52,8 @@ class Status(msgspec.Struct, frozen=True):
         """How it goes."""
         return (
             f"loss {self.loss:.4g}  {self.examples_per_second:,.0f} examples/s  "
-            f"batch {self.batch:,}{self._who()}  waiting {self.waiting:.0%}  efficiency {self.efficiency:.0%}"
+            f"batch {self.batch:,}{self._who()}  waiting {self.waiting:.0%}"
+            + ("" if math.isnan(self.efficiency) else f"  efficiency {self.efficiency:.0%}")
         )
 
     def _who(self) -> str:

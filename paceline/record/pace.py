@@ -29,7 +29,7 @@ class Pace:
         self._loss_examples = 0.0
         self._waited = 0.0
         self._workers_seconds = 0.0
-        self._used = 0.0
+        self._used = self._known_seconds = 0.0
         self._variance = 0.0
         self._signal = 0.0
         self._seen = 0.0
@@ -42,7 +42,9 @@ class Pace:
         self.seconds = keep * self.seconds + step.seconds
         self._waited = keep * self._waited + sum(step.wait_seconds)
         self._workers_seconds = keep * self._workers_seconds + step.seconds * len(step.wait_seconds)
-        self._used = keep * self._used + step.seconds * (step.efficiency or 0.0)
+        if step.efficiency is not None:
+            self._used = keep * self._used + step.seconds * step.efficiency
+            self._known_seconds = keep * self._known_seconds + step.seconds
         if math.isfinite(step.loss):  # one bad step must not hide all good ones that follow
             self._loss = keep * self._loss + step.loss * examples
             self._loss_examples = keep * self._loss_examples + examples
@@ -69,8 +71,8 @@ class Pace:
 
     @property
     def efficiency(self) -> float:
-        """Examples per second over the sum of what the workers would do alone."""
-        return self._used / self.seconds if self.seconds else 0.0
+        """Examples per second over the sum of what the workers would do alone; NaN where that is not known."""
+        return self._used / self._known_seconds if self._known_seconds else math.nan
 
     @property
     def variance(self) -> float:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.events import Ended, Event, Measured, StepDone
-from paceline.record.pace import duration
+from paceline.record.pace import Pace, duration
 
 __all__ = ["Summary", "WorkerSummary", "summary", "table"]
 
@@ -47,7 +47,7 @@ class Summary(msgspec.Struct, frozen=True):
     workers: tuple[WorkerSummary, ...]
     """By rank."""
     efficiency: float
-    """Examples per second over the sum of what the workers would do alone."""
+    """Examples per second over the sum of what the workers would do alone; NaN where that is not known."""
     reason: str | None
     """Why the run ended; None if the events do not say: it still runs, or was killed."""
 
@@ -78,7 +78,7 @@ class _Sums:
 def summary(events: Iterable[Event]) -> Summary:
     """Sum up events, as :func:`~paceline.record.read` gives them. One pass: they need not fit into memory."""
     steps = examples = bytes_sent = 0
-    seconds, used, loss = 0.0, 0.0, math.nan
+    pace, seconds, loss = Pace(), 0.0, math.nan
     measured: dict[str, float] = {}
     reason: str | None = None
     workers: list[_Sums] = []
@@ -88,7 +88,7 @@ def summary(events: Iterable[Event]) -> Summary:
                 steps += event.steps
                 examples += sum(event.counts)
                 seconds += event.seconds
-                used += event.seconds * (event.efficiency or 0.0)
+                pace.add(event)
                 loss = event.loss
                 bytes_sent += event.bytes_sent
                 reason = None
@@ -105,7 +105,7 @@ def summary(events: Iterable[Event]) -> Summary:
         bytes_sent=bytes_sent,
         measured=measured,
         workers=tuple(worker.shares() for worker in workers),
-        efficiency=used / seconds if seconds else 0.0,
+        efficiency=pace.efficiency,
         reason=reason,
     )
 
@@ -125,9 +125,10 @@ def _add(workers: list[_Sums], step: StepDone) -> None:
 
 def table(summary: Summary) -> Table:
     """A summary for people: totals above, one row for each worker, measured values below."""
+    efficient = "" if math.isnan(summary.efficiency) else f", efficiency {summary.efficiency:.0%}"
     title = (
         f"{summary.steps:,} steps, {summary.examples:,} examples, {duration(summary.seconds)}, "
-        f"{summary.examples_per_second:,.0f} examples/s, efficiency {summary.efficiency:.0%}\n"
+        f"{summary.examples_per_second:,.0f} examples/s{efficient}\n"
         f"loss {summary.loss:.4g}, {decimal(summary.bytes_sent)} sent by worker 0, "
         f"{summary.reason or 'no end recorded'}"
     )

@@ -97,8 +97,9 @@ class TensorBoard:
             "train/batch": step.batch,
             "speed/examples_per_second": pace.examples_per_second,
             "speed/waiting_share": pace.waiting,
-            "speed/efficiency": pace.efficiency,
         }
+        if not math.isnan(pace.efficiency):
+            values["speed/efficiency"] = pace.efficiency
         if max(step.counts) - min(step.counts) > step.steps:
             values |= {f"share/worker_{rank}": count / step.steps for rank, count in enumerate(step.counts)}
         if step.drift is not None:

@@ -103,16 +103,21 @@ class Hierarchical(LocalSGD):
             self.bytes_sent = 0
         if not (over or self.inside.ends(self._inside.begin(now), now)):
             return None
+        own_seconds = busy_seconds - self._inside_seconds
         self._average_inside(self._inside.whole, now.step - 1, final=over)
         if not over:
             return None
-        note = msgspec.structs.replace(self._tally.whole, busy_seconds=busy_seconds - self._inside_seconds)
+        note = msgspec.structs.replace(self._tally.whole, busy_seconds=own_seconds)
         self._inside_seconds = 0.0
         return self._average_between(note, now.step - 1)
 
     def leave(self, plan: Plan) -> Meeting:
         """Take part in the averages of the site until the round between sites ends, and ask all to stop then."""
         self._scale = self._scale or float(plan.batch)
+        with self.fleet.patiently(self._parts):
+            return self._leave(plan)
+
+    def _leave(self, plan: Plan) -> Meeting:
         inside, whole = self._inside.whole, self._tally.whole
         while True:
             met = self._average_inside(inside, plan.step, left=True)

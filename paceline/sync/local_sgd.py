@@ -206,9 +206,10 @@ class LocalSGD:
         self._scale = self._scale or float(plan.batch)
         note = self._tally.whole
         note = msgspec.structs.replace(note, stop=max(1.0, note.stop))
-        if not self.overlap:
-            with self.fleet.patiently():
-                return self._end_round(note, plan.step)
+        with self.fleet.patiently(self._parts):
+            return self._meet_once_more(note, plan) if self.overlap else self._end_round(note, plan.step)
+
+    def _meet_once_more(self, note: Note, plan: Plan) -> Meeting:
         # The others learn of it when that average lands; then all end the round that they are in.
         landed = self._land() if self.merge.flight is not None else None
         self._set_off(note, plan.step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -224,3 +225,52 @@ def test_a_limit_that_a_worker_has_found_counts_at_once() -> None:
     assert policy.split(64, 2) == [32, 32]
     assert BySpeed(most=[40, 64]).split(64, 2) == [32, 32]
     assert BySpeed(most=[20, 64]).split(64, 2) == [20, 44]
+
+
+def test_the_short_last_step_of_an_epoch_does_not_decide() -> None:
+    """A look falls on it; shares are for whole batches."""
+    policy = BySpeed(every=4)
+    for at in range(16):
+        shares = policy.split(1 if at % 4 == 3 else 20, 3)
+        policy.observe(a_round(at, shares, [finish(one, n) for one, n in zip(reversed(UNEVEN), shares, strict=True)]))
+    assert policy.split(20, 3) == [3, 6, 11]
+
+
+@pytest.mark.parametrize("policy", [BySpeed.per_epoch(), BySpeed(every=1, change=math.inf)])
+def test_a_worker_without_examples_is_no_error(policy: BySpeed) -> None:
+    for at in range(30):
+        shares = policy.split(1 if at % 5 == 4 else 12, 3)
+        seconds = [finish(one, share) for one, share in zip(UNEVEN, shares, strict=True)]
+        one = a_round(at, shares, seconds)
+        policy.observe(Round(Plan(at, at // 5, one.plan.starts, one.plan.counts, one.plan.micro), one.notes))
+    assert makespan(UNEVEN, policy.split(12, 3)) == 8.0  # the best that there is
+
+
+def test_multiples_that_leave_nothing_to_one_worker_do_not_stop_the_rest() -> None:
+    speeds = [*UNEVEN, Speed(0.0, 1.0)]
+    shares = simulate(BySpeed(every=2, multiple=32), lambda step: speeds, 20, batch=96)
+    assert sorted(shares[0]) == [0, 32, 32, 32]
+    assert makespan(speeds, shares[0]) == 128.0
+    assert makespan(speeds, shares[-1]) == 64.0  # the best that there is
+
+
+def test_of_two_steps_the_usual_one_is_the_faster() -> None:
+    assert typical([(32, 1.0), (32, 50.0)]) == (32, 1.0)
+
+
+def test_who_is_left_out_is_needed_when_the_others_have_no_room() -> None:
+    policy = BySpeed(every=2, change=100.0, leave_out=True, most=32)
+    simulate(policy, lambda step: BURDEN, 20, batch=64)
+    assert policy.split(64, 3) == [32, 32, 0]
+    assert policy.split(80, 3) == [32, 32, 16]
+    policy = BySpeed(every=2, change=100.0, leave_out=True)
+    simulate(policy, lambda step: BURDEN, 20, batch=30)
+    policy.observe(with_limits(0, [15, 15, 0], [10, 10, 0]))
+    assert policy.split(30, 3) == [10, 10, 10]
+
+
+def test_samples_of_a_long_epoch_do_not_fill_the_checkpoint() -> None:
+    policy = BySpeed.per_epoch()
+    for at in range(1000):
+        policy.observe(a_round(at, [8, 8], [1.0, 1.0]))
+    assert max(map(len, policy.state_dict()["samples"])) <= 256

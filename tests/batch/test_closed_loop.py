@@ -68,6 +68,7 @@ def test_the_batch_settles_where_the_formula_says(eta: float, debiased: bool, se
     assert sum(sizes[-400:]) / 400 == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.slow  # 30 seeds for each
 @pytest.mark.parametrize("eta", [0.9, 0.7, 0.5, 0.25])
 def test_if_it_only_grows_it_settles_above_that_by_the_noise_of_its_averages(eta: float) -> None:
     # A batch that cannot shrink keeps the largest that it was ever asked for.

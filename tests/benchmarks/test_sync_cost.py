@@ -74,6 +74,7 @@ def test_workers_start_together(tmp_path: Path) -> None:
         assert other.wait() == 0
 
 
+@pytest.mark.slow  # a benchmark from end to end
 def test_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     workload = sync_cost.Workload([8, 6, 4], 40, 40)
     monkeypatch.setattr(sync_cost, "WORKLOADS", {"tiny": workload})

@@ -58,6 +58,7 @@ def test_one_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: s
     assert found["rounds"] < found["steps"]
 
 
+@pytest.mark.slow  # a benchmark from end to end
 def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = "--task digits --model mlp --epochs 1 --workers 2 --seeds 1 --limit 256 --lr 0.1"
     methods = ["--method", "all-reduce", "--method", "H = 4"]

@@ -45,7 +45,7 @@ def test_the_others_end_and_say_why(workers: Workers, fault: str, error: str, sa
         assert outcome.endings[CULPRIT].code == 1
 
 
-@pytest.mark.parametrize("size", [3, 8])
+@pytest.mark.parametrize("size", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_worker_that_hosts_the_store_freezes(workers: Workers, size: int) -> None:
     """Nobody can ask the store then who is missing: every question has a limit, whatever the number of workers."""
     group = workers(train, "freeze", size=size)

@@ -92,11 +92,16 @@ def test_an_error_is_not_taken_for_a_break(pool: Pool, kind: str, early: bool) -
         assert f"rank {CULPRIT} raised ValueError: a bad example" in told
 
 
-def one_leaves(call: str, tmp: str) -> str:
+def one_leaves(kind: str, call: str, tmp: str) -> str:
     """Worker 1 breaks in the first step of a round; the others need longer than the deadline to end it."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with pl.Run(model, optimizer, data(400), batch=12, deadline=1.0, sync=sync.LocalSGD(8)) as run:
+    roles: dict[str, Callable[[], sync.LocalSGD]] = {
+        "rounds": lambda: sync.LocalSGD(8),
+        "overlap": lambda: sync.LocalSGD(8, overlap=2),
+        "sites": lambda: sync.Hierarchical(4, 8, site="ab"[int(os.environ["RANK"]) // 2]),
+    }
+    with pl.Run(model, optimizer, data(400), batch=12, deadline=1.0, sync=roles[kind]()) as run:
         for step in run.steps(steps=40):
             optimizer.zero_grad()
             for x, y in step:
@@ -113,16 +118,17 @@ def one_leaves(call: str, tmp: str) -> str:
         return f"{run.progress.step} {run.replica.digest()}"
 
 
-def test_who_has_left_waits_as_long_as_the_others_move_on(pool: Pool) -> None:
-    found = pool.run(3, one_leaves, "nothing", "")
+@pytest.mark.parametrize(("kind", "steps"), [("rounds", 8), ("overlap", 10), ("sites", 8)])
+def test_who_has_left_waits_as_long_as_the_others_move_on(pool: Pool, kind: str, steps: int) -> None:
+    found = pool.run(3, one_leaves, kind, "nothing", "")
     assert len(set(found)) == 1
-    assert found[0].startswith("8 ")
+    assert found[0].startswith(f"{steps} ")
 
 
 @pytest.mark.parametrize("call", ["save", "consensus"])
 def test_what_is_for_all_workers_names_the_one_that_has_left(pool: Pool, tmp_path: Path, call: str) -> None:
     """Not met by mistake in the average that it waits in."""
-    found = pool.outcomes(3, one_leaves, call, str(tmp_path))
+    found = pool.outcomes(3, one_leaves, "rounds", call, str(tmp_path))
     for rank in (0, 2):
         outcome = found[rank]
         assert isinstance(outcome, RemoteError)

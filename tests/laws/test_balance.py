@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 import warnings
 from pathlib import Path
@@ -11,12 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import paceline as pl
 from paceline import record, sync
 from paceline.balance import BySpeed
-from paceline.events import Remark
+from paceline.events import Event, Remark, StepDone
+from paceline.memory import ran_out
 from tests.pool import Pool
 from tests.problems import data, flat, mlp
 
@@ -297,3 +300,206 @@ def test_data_of_the_workers_comes_once_an_epoch_whatever_the_shares(pool: Pool)
     for seen, shares in pool.run(3, own_streams):
         assert sorted(seen) == list(range(40))
         assert len(set(shares)) > 2
+
+
+def attempt_elsewhere(where: str) -> str:
+    """An attempt that is not around the body of the inner loop."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    try:
+        with pl.Run(model, optimizer, data(LENGTH), batch=4) as run:
+            for step in run.steps(steps=2):
+                optimizer.zero_grad()
+                if where == "before":
+                    with step.attempt():
+                        full()
+                with step.attempt() if where == "around" else contextlib.nullcontext():
+                    for x, y in step:
+                        if where == "around":
+                            full()
+                        step.backward(F.cross_entropy(model(x), y))
+                with step.attempt():
+                    if where == "optimizer":
+                        full()
+                    optimizer.step()
+    except (pl.LoopError, torch.OutOfMemoryError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("before", "OutOfMemoryError: full"),
+        ("optimizer", "OutOfMemoryError: full"),
+        ("around", "LoopError: memory ran out in step 0; put step.attempt() into the loop over its micro-batches"),
+    ],
+)
+def test_an_attempt_swallows_nothing_that_it_cannot_do_again(pool: Pool, where: str, words: str) -> None:
+    assert pool.run(1, attempt_elsewhere, where) == [words]
+
+
+def in_pieces(zeroed: bool) -> tuple[Any, list[int], Tensor]:
+    """Worker 0 has room for 5 of the 6 examples of a micro-batch; a parameter has no gradient, but weight decay."""
+    model = mlp(dtype=torch.float64)
+    idle = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([*model.parameters(), idle], lr=0.2, weight_decay=0.1)
+    for parameter in (*model.parameters(), idle):
+        parameter.grad = torch.zeros_like(parameter)
+    shares = []
+    with (
+        warnings.catch_warnings(),
+        pl.Run(model, optimizer, dataset(), batch=BATCH, micro=6, balance=BySpeed(every=100)) as run,
+    ):
+        warnings.simplefilter("ignore")
+        slow = Slow(model, 0.0, 5 if run.fleet.rank == 0 and zeroed else None)
+        for step in run.steps(steps=3):
+            shares.append(step.plan.counts)
+            optimizer.zero_grad(set_to_none=False)
+            for x, y in step:
+                with step.attempt():
+                    step.backward(F.cross_entropy(slow(x), y))
+            optimizer.step()
+    return shares, slow.sizes, torch.cat([flat(model), idle.detach()])
+
+
+def test_shares_that_are_done_in_pieces_anyway_stay(pool: Pool) -> None:
+    whole = pool.run(2, in_pieces, False)
+    found = pool.run(2, in_pieces, True)
+    assert found[0][0] == [(12, 12), (12, 12), (7, 6)]
+    assert found[0][1] == [6, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 3]
+    torch.testing.assert_close(found[0][2], whole[0][2], rtol=0, atol=1e-12)
+
+
+class Counted(Dataset[Any]):
+    """Counts in shared memory how often examples were fetched."""
+
+    def __init__(self) -> None:
+        self.x, self.y = data(120).tensors
+        self.fetched = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+        self.fetched += 1
+        return self.x[at], self.y[at]
+
+
+def loaded() -> float:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    counted = Counted()
+    with warnings.catch_warnings(), pl.Run(model, optimizer, counted, batch=8, num_workers=1) as run:
+        warnings.simplefilter("ignore")
+        slow = Slow(model, 0.0, 5)
+        for step in run.steps(epochs=1):
+            optimizer.zero_grad()
+            for x, y in step:
+                with step.attempt():
+                    step.backward(F.cross_entropy(slow(x), y))
+            optimizer.step()
+    return float(counted.fetched)
+
+
+def test_loaders_work_ahead_on_what_fits(pool: Pool) -> None:
+    """What was guessed when memory ran out is fetched again, and nothing else."""
+    assert pool.run(1, loaded)[0] <= 120 + 4 * 8
+
+
+def test_what_counts_as_memory() -> None:
+    assert ran_out(RuntimeError("CUDA error: out of memory"))
+    assert ran_out(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"))
+    assert not ran_out(pl.WorkerLost("rank 1 raised: can't allocate memory", ranks=(1,), waited_for="", seconds=0.0))
+    assert not ran_out(ValueError("out of memory"))
+
+
+def busy_in_sites() -> list[tuple[float, ...]]:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    role = sync.Hierarchical(2, 4, site="aab"[int(os.environ["RANK"])])
+    found = []
+    with pl.Run(model, optimizer, data(LENGTH), batch=BATCH, sync=role) as run:
+        slow = Slow(model, (0.001, 0.01, 0.01)[run.fleet.rank])
+        for step in run.steps(steps=8):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(slow(x), y))
+            optimizer.step()
+            if step.round is not None:
+                found.append(tuple(note.busy_seconds for note in step.round.notes))
+    return found
+
+
+def test_time_that_a_site_waits_is_nobodys_work(pool: Pool) -> None:
+    for notes in pool.run(3, busy_in_sites)[0]:
+        assert all(busy > 0.02 for busy in notes)  # four steps of about 8 milliseconds
+        assert notes[0] < min(notes[1:])
+
+
+class Kept:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepDone] = []
+
+    def record(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self.steps.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+def with_pauses(kind: str) -> list[StepDone]:
+    """Something takes 0.1 seconds after every second step: an evaluation of one's own, a consensus, a checkpoint."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = Kept()
+    role = sync.LocalSGD(4) if kind == "consensus" else None
+    with pl.Run(model, optimizer, data(LENGTH), batch=BATCH, sync=role, record=[kept]) as run:
+        slow = Slow(model, 0.001)
+        for step in run.steps(steps=8):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(slow(x), y))
+            optimizer.step()
+            if step.index % 2 == 0:
+                with run.consensus() if kind == "consensus" else contextlib.nullcontext():
+                    time.sleep(0.1)
+    return kept.steps
+
+
+@pytest.mark.parametrize("kind", ["own", "consensus"])
+def test_efficiency_is_a_part_of_one(pool: Pool, kind: str) -> None:
+    steps, _ = pool.run(2, with_pauses, kind)
+    assert steps
+    for step in steps:
+        assert step.efficiency is not None
+        assert 0.0 < step.efficiency <= 1.0 + 1e-9
+
+
+def busy_beside_a_consensus() -> list[float]:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    with pl.Run(model, optimizer, data(LENGTH), batch=BATCH, sync=sync.LocalSGD(4)) as run:
+        for step in run.steps(steps=8):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            if step.round is not None:
+                found += [note.busy_seconds for note in step.round.notes]
+            elif step.index % 4 == 1:
+                with run.consensus():
+                    time.sleep(2.0)
+    return found
+
+
+def test_a_consensus_is_nobodys_work(pool: Pool) -> None:
+    assert max(pool.run(2, busy_beside_a_consensus)[0]) < 2.0
