@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -198,12 +198,16 @@ class Run:
         """Let all workers end the loop after the same step: the next one that ends. One worker's call is enough."""
         self._loop.stop_wanted = True
 
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
+    def consensus(self) -> AbstractContextManager[None]:
         """``with run.consensus():`` the model is the average over all workers; all must enter together."""
         current = self._loop.current
         if current is not None and current.phase is Phase.READY and self.scaler is not None:
             self._loop.close_step(current)  # the scaler has skipped the step, which ends all the same
+        self._refuse_within_a_round("run.consensus")
+        return self._consensus()
+
+    @contextmanager
+    def _consensus(self) -> Iterator[None]:
         with self._parts.clock.stopped():
             self._come_together("run.consensus")
             with self.sync.consensus():
@@ -219,6 +223,7 @@ class Run:
             if current.phase is Phase.READY and self.scaler is None:
                 raise LoopError(f"run.save was called before optimizer.step() in step {current.index}; call it after")
             self._loop.close_step(current)
+        self._refuse_within_a_round("run.save")
         with self._parts.clock.stopped():
             self._come_together("run.save")
         return self._save(Path(path))
@@ -247,7 +252,7 @@ class Run:
         self._journal.write(Resumed(time.time(), self.progress.step, str(file), tree["workers"]))
         return True
 
-    def _come_together(self, call: str) -> None:
+    def _refuse_within_a_round(self, call: str) -> None:
         self._loop.settle()
         if self._loop.hand is not None:
             raise LoopError(
@@ -255,6 +260,8 @@ class Run:
                 "that they would not come here together; call it in the steps where step.round is not None, which are "
                 "the same on all workers"
             )
+
+    def _come_together(self, call: str) -> None:
         # One that has left the loop waits in another exchange: not to be met there by mistake.
         if self._loop.current is not None and self.sync.waits_for_leavers:
             self.fleet.doing(self._loop.current.index, f"waiting for the others to call {call}")

@@ -19,6 +19,8 @@ PIECE = 1 << 17
 # Products of rows are sums of so many numbers in single precision: off by 1e-5 at most.
 SHORT = 1 << 15
 
+WIDE = (torch.float32, torch.float64)
+
 
 def portions(tensors: Iterable[Tensor], limit: int, first: int | None = None) -> Iterator[list[Tensor]]:
     """Cut the numbers of all tensors, one after the other, into portions of ``limit`` (the last may be shorter).
@@ -54,17 +56,27 @@ def joined(pieces: list[Tensor]) -> Tensor:
 
 def norm(tensors: Iterable[Tensor]) -> Tensor:
     """Euclidean norm of all tensors together, in double precision, left on their device."""
-    rows = []
-    for pieces in portions(tensors, PIECE):
+    rows: list[Tensor] = []
+    small: list[Tensor] = []
+    for tensor in tensors:
+        # A pass over a long vector as it is; short ones are laid together first, to save calls.
+        if tensor.numel() >= SHORT and tensor.dtype in WIDE and tensor.is_contiguous():
+            rows += _norms_of_rows(tensor.view(-1))
+        else:
+            small.append(tensor)
+    for pieces in portions(small, PIECE):
         flat = joined(pieces)
-        wide = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
-        even = len(wide) // ROW * ROW
-        rows.append(torch.linalg.vector_norm(wide[:even].view(-1, ROW), dim=1))
-        rows.append(wide[even:])  # too short for a row: each number is the norm of itself
+        rows += _norms_of_rows(flat if flat.dtype in WIDE else flat.float())
     if not rows:
         return torch.zeros(())
     total: Tensor = torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)
     return total
+
+
+def _norms_of_rows(flat: Tensor) -> list[Tensor]:
+    """Numbers with the same norm, far fewer; what is too short for a row stays: each is the norm of itself."""
+    even = len(flat) // ROW * ROW
+    return [torch.linalg.vector_norm(flat[:even].view(-1, ROW), dim=1), flat[even:]]
 
 
 def inner_products(vectors: Tensor) -> Tensor:
