@@ -41,6 +41,7 @@ from paceline.replica import Replica
 from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
+from paceline.together import come_together, refuse_within_a_round
 
 __all__ = ["Run"]
 
@@ -203,13 +204,13 @@ class Run:
         current = self._loop.current
         if current is not None and current.phase is Phase.READY and self.scaler is not None:
             self._loop.close_step(current)  # the scaler has skipped the step, which ends all the same
-        self._refuse_within_a_round("run.consensus")
+        refuse_within_a_round(self._loop, "run.consensus")
         return self._consensus()
 
     @contextmanager
     def _consensus(self) -> Iterator[None]:
         with self._parts.clock.stopped():
-            self._come_together("run.consensus")
+            come_together(self._loop, self.fleet, self.sync, "run.consensus")
             with self.sync.consensus():
                 yield
 
@@ -223,9 +224,9 @@ class Run:
             if current.phase is Phase.READY and self.scaler is None:
                 raise LoopError(f"run.save was called before optimizer.step() in step {current.index}; call it after")
             self._loop.close_step(current)
-        self._refuse_within_a_round("run.save")
+        refuse_within_a_round(self._loop, "run.save")
         with self._parts.clock.stopped():
-            self._come_together("run.save")
+            come_together(self._loop, self.fleet, self.sync, "run.save")
         return self._save(Path(path))
 
     def _save(self, path: Path) -> Path:
@@ -251,21 +252,6 @@ class Run:
         self._parts.feed.forget()
         self._journal.write(Resumed(time.time(), self.progress.step, str(file), tree["workers"]))
         return True
-
-    def _refuse_within_a_round(self, call: str) -> None:
-        self._loop.settle()
-        if self._loop.hand is not None:
-            raise LoopError(
-                f"{call} was called in the middle of a round in which every worker does its own number of steps, so "
-                "that they would not come here together; call it in the steps where step.round is not None, which are "
-                "the same on all workers"
-            )
-
-    def _come_together(self, call: str) -> None:
-        # One that has left the loop waits in another exchange: not to be met there by mistake.
-        if self._loop.current is not None and self.sync.waits_for_leavers:
-            self.fleet.doing(self._loop.current.index, f"waiting for the others to call {call}")
-            self.fleet.gather(b"", f"the others to call {call}")
 
     def close(self) -> None:
         """Remove all hooks, end loader processes and records, leave the fleet."""
