@@ -14,6 +14,8 @@ from paceline.roles import Recorder, Sync
 
 __all__ = ["Journal"]
 
+APART = 1.05  # workers leave an exchange together, but for a moment
+
 
 class Journal:
     """Hands the events of a run to its recorders; on other workers than rank 0 nothing is recorded."""
@@ -40,7 +42,10 @@ class Journal:
         began, self._began = self._began or 0.0, None
         if not self._recorders:
             return
-        notes, waits = round.notes, round.waits
+        notes, waits = round.notes, list(round.waits)
+        if not round.background:  # in the first step of a loop some begin later than others, and wait less
+            own = [note.busy_seconds for note in notes]
+            waits = [min(wait, max(0.0, clock.between - busy)) for wait, busy in zip(waits, own, strict=True)]
         self.write(
             StepDone(
                 time=time.time(),
@@ -54,7 +59,7 @@ class Journal:
                 counts=[int(note.examples) for note in notes],
                 load_seconds=[note.load_seconds for note in notes],
                 compute_seconds=[note.compute_seconds for note in notes],
-                wait_seconds=list(waits),
+                wait_seconds=waits,
                 communicate_seconds=max(0.0, clock.exchange - waits[0]),
                 bytes_sent=sync.bytes_sent,
                 applied=applied,
@@ -73,5 +78,8 @@ class Journal:
 
 
 def _efficiency(notes: Sequence[Note], seconds: float) -> float | None:
+    """None where workers did not begin together: then some were busy for longer than the time that rank 0 saw."""
     alone = sum(note.examples / note.busy_seconds for note in notes if note.busy_seconds > 0)
-    return sum(note.examples for note in notes) / seconds / alone if alone and seconds > 0 else None
+    if not alone or max(note.busy_seconds for note in notes) > APART * seconds:
+        return None
+    return sum(note.examples for note in notes) / seconds / alone

@@ -38,6 +38,7 @@ from paceline.probe import Example, Probe
 from paceline.probe.units import Unit
 from paceline.records import Plan, Progress
 from paceline.replica import Replica
+from paceline.role_check import check_roles
 from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
@@ -104,6 +105,7 @@ class Run:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
         self.batch, self.probe = as_policy(batch), probe or Probe()
+        check_roles(self.roles())
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
         self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
         self._closed = False

@@ -201,6 +201,11 @@ class Step:
         where = f"in step {self.index}"
         if self.phase is not Phase.OPEN or not self._seen:
             raise LoopError(f"step.backward was called {where} outside of the loop over its micro-batches")
+        if self._too_large:
+            raise LoopError(
+                f"memory ran out in micro-batch {self._seen} {where}, and step.backward is outside of step.attempt(); "
+                "put the whole body of the inner loop into it"
+            )
         if not self._waiting_for_backward:
             raise LoopError(
                 f"step.backward was called twice for micro-batch {self._seen} {where}; add the losses and call it once"

@@ -387,3 +387,27 @@ def test_half_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(pl.SettingError, match="WORLD_SIZE is 2 but RANK, MASTER_ADDR, MASTER_PORT is not set"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lr": 0.1}, r"lr=0.1 has no method factor; .*pl.lr.Linear\(64\); the learning rate itself belongs to"),
+        (
+            {"balance": [2, 1]},
+            r"balance=\[2, 1\] has no method split; .* pl.balance.Fixed\(\[2, 1\]\)",
+        ),
+        ({"balance": pl.balance.BySpeed}, r"balance=BySpeed is a class; write BySpeed\(…\)"),
+        ({"order": "random"}, "order='random' has no method permutation"),
+        ({"sync": pl.sync.LocalSGD}, "sync=LocalSGD is a class"),
+    ],
+)
+def test_what_is_no_role(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says):
+        make(**settings)
+
+
+def test_an_outer_optimizer_that_is_made_already() -> None:
+    made: Any = torch.optim.SGD(mlp().parameters(), lr=0.1)
+    with pytest.raises(pl.SettingError, match=r"outer \(SGD\) must be a function from parameters"):
+        pl.sync.LocalSGD(4, outer=made)

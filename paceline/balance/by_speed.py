@@ -52,6 +52,7 @@ class BySpeed:
     _remarks: list[str] = field(init=False, repr=False, compare=False, default_factory=list)
     _steps: int = field(init=False, repr=False, compare=False, default=0)
     _batch: int = field(init=False, repr=False, compare=False, default=0)
+    _looked: int = field(init=False, repr=False, compare=False, default=0)
     _epoch: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -125,6 +126,7 @@ class BySpeed:
             "burdens": self._burdens,
             "steps": self._steps,
             "batch": self._batch,
+            "looked": self._looked,
             "epoch": self._epoch,
         }
 
@@ -136,14 +138,20 @@ class BySpeed:
         self._speeds = [Speed(*speed) for speed in state["speeds"]]
         self._samples = [[(n, t) for n, t in samples] for samples in state["samples"]]
         self._learnt, self._burdens = list(state["learnt"]), tuple(state["burdens"])
-        self._steps, self._batch, self._epoch = state["steps"], state["batch"], state["epoch"]
+        self._steps, self._batch = state["steps"], state["batch"]
+        self._looked, self._epoch = state["looked"], state["epoch"]
 
     def _look(self) -> None:
         found = [typical(samples) for samples in self._samples]
-        batch, self._samples, self._steps, self._batch = self._batch, [[] for _ in found], 0, 0
+        batch, before = self._batch, self._looked
+        self._samples, self._steps, self._batch, self._looked = [[] for _ in found], 0, 0, batch
+        if 2 * batch < before:  # the end of an epoch; if batches are smaller from now on, the next look will see it
+            return
         for model, seen in zip(self._models, found, strict=True):
             if seen is not None:
-                model.add(*seen)
+                model.add(seen.examples, seen.seconds, usual=batch / len(self._models))
+        # What could be noise is no reason to change anything.
+        band = min(max([self.dead_band, *(2 * seen.error for seen in found if seen is not None)]), 0.9)
         speeds = [model.speed for model in self._models]
         measured = [speed for speed in speeds if speed is not None]
         if not measured:
@@ -156,8 +164,13 @@ class BySpeed:
         self._find_burdens(batch, known, caps)
         wanted = self._solve(batch, known, caps)
         now, then = makespan(known, present), makespan(known, wanted)
-        left_out = self.leave_out and any(present[rank] for rank in self._burdens)
-        if left_out or then < now * (1 - self.dead_band):
+        even = self._solve(batch, [Speed(0.0, 1.0)] * len(known), caps)
+        out = self.leave_out and self._burdens
+        if not out and makespan(known, even) * (1 - band) <= then:
+            # So that noise does not lead shares astray where they hardly matter.
+            self._speeds = []
+            return
+        if (out and any(present[rank] for rank in self._burdens)) or then < now * (1 - band):
             bounded = self._bounded(batch, known, caps, present)
             # What cannot be had at once is a plan of its own: shares in this proportion, until the next look.
             self._speeds = known if bounded == wanted else [Speed(0.0, 1 / max(share, 0.5)) for share in bounded]

@@ -52,6 +52,11 @@ class Outer:
     """
 
     def __init__(self, make: MakeOptimizer) -> None:
+        if not callable(make):
+            raise SettingError(
+                f"outer ({type(make).__name__}) must be a function from parameters to an optimizer, such as DiLoCo() "
+                "or lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+            )
         self._make = make
         self._anchors: list[nn.Parameter] = []
         self._of: list[int] = []

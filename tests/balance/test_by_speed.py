@@ -25,10 +25,15 @@ def a_round(step: int, shares: Sequence[int], seconds: Sequence[float]) -> Round
 
 
 def simulate(
-    policy: BySpeed, workers: Callable[[int], Sequence[Speed]], steps: int, batch: int = 512, noise: float = 0.0
+    policy: BySpeed,
+    workers: Callable[[int], Sequence[Speed]],
+    steps: int,
+    batch: int = 512,
+    noise: float = 0.0,
+    seed: int = 0,
 ) -> list[list[int]]:
     """The shares of every step; ``workers`` tells the true speeds at a step."""
-    drawn = random.Random(0)
+    drawn = random.Random(seed)
     found = []
     for step in range(steps):
         true = workers(step)
@@ -96,7 +101,7 @@ def test_outliers_do_not_count() -> None:
         return [Speed(0.0, 30.0 if step % 9 == 4 else 1.0), Speed(0.0, 1.0)]
 
     assert all(shares == [256, 256] for shares in simulate(BySpeed(every=9), workers, 60))
-    assert typical([(10, 1.0), (10, 1.2), (10, 50.0), (0, 0.0)]) == pytest.approx((10, 1.1))
+    assert typical([(10, 1.0), (10, 1.2), (10, 50.0), (0, 0.0)]) == pytest.approx((10, 1.1, 1 / 11))
     assert typical([(0, 0.0)]) is None
 
 
@@ -129,11 +134,11 @@ def test_state_is_taken_back() -> None:
 def test_a_model_is_proportional_until_two_sizes_were_seen() -> None:
     model = SpeedModel()
     assert model.speed is None
-    model.add(100, 2.0)
+    model.add(100, 2.0, usual=100)
     assert model.speed == pytest.approx(Speed(0.0, 0.02))
-    model.add(102, 2.1)  # too near to tell anything
+    model.add(102, 2.1, usual=100)  # too near to tell anything
     assert model.speed == pytest.approx(Speed(0.0, 2.1 / 102))
-    model.add(204, 3.12)
+    model.add(204, 3.12, usual=100)
     assert model.speed == pytest.approx(Speed(1.08, 0.01))
 
 
@@ -255,7 +260,7 @@ def test_multiples_that_leave_nothing_to_one_worker_do_not_stop_the_rest() -> No
 
 
 def test_of_two_steps_the_usual_one_is_the_faster() -> None:
-    assert typical([(32, 1.0), (32, 50.0)]) == (32, 1.0)
+    assert typical([(32, 1.0), (32, 50.0)]) == (32, 1.0, 0.0)
 
 
 def test_who_is_left_out_is_needed_when_the_others_have_no_room() -> None:
@@ -274,3 +279,16 @@ def test_samples_of_a_long_epoch_do_not_fill_the_checkpoint() -> None:
     for at in range(1000):
         policy.observe(a_round(at, [8, 8], [1.0, 1.0]))
     assert max(map(len, policy.state_dict()["samples"])) <= 256
+
+
+def _always(speeds: Sequence[Speed]) -> Callable[[int], Sequence[Speed]]:
+    return lambda step: speeds
+
+
+@pytest.mark.parametrize("fixed", [1.0, 0.9, 0.5])
+def test_shares_that_hardly_matter_do_not_run_away(fixed: float) -> None:
+    """Where most of a step is fixed time, nothing tells equal workers apart but noise."""
+    for seed in range(5):
+        even = [Speed(fixed * 32, 1 - fixed)] * 2
+        shares = simulate(BySpeed(every=4), _always(even), 1200, batch=64, noise=0.1, seed=seed)
+        assert sum(map(min, shares)) / len(shares) > 30

@@ -1,0 +1,27 @@
+"""Whether what was given for a role is one."""
+
+from __future__ import annotations
+
+from paceline.errors import SettingError
+
+__all__ = ["check_roles"]
+
+# Of each role a method that every object for it must have, and an example of one.
+METHODS = {
+    "order": ("permutation", "order.Shuffle()"),
+    "batch": ("size", "batch.Fixed(64)"),
+    "balance": ("split", "balance.Fixed([2, 1])"),
+    "sync": ("attach", "sync.AllReduce()"),
+    "lr": ("factor", "lr.Linear(64)"),
+}
+
+
+def check_roles(roles: dict[str, object]) -> None:
+    """Refuse a class without its parentheses, and what has not the methods of the role."""
+    for name, role in roles.items():
+        method, example = METHODS[name]
+        if isinstance(role, type):
+            raise SettingError(f"{name}={role.__name__} is a class; write {role.__name__}(…)")
+        if not callable(getattr(role, method, None)):
+            hint = "; the learning rate itself belongs to the optimizer" if name == "lr" else ""
+            raise SettingError(f"{name}={role!r} has no method {method}; give an object such as pl.{example}{hint}")
