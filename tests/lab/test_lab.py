@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -202,38 +203,43 @@ if name == "w0":
 """
 
 
-def test_events_happen_on_time_and_do_what_they_say(tmp_path: Path) -> None:
-    report, said = run(tmp_path, EVENTS, sys.executable, "-c", BEAT)
-    assert report.exit == 0  # the killed one was the lab's
-    *happened, last = report.events
-    assert [event.due for event in happened] == [1.0, 1.2, 1.5, 2.0, 2.5, 2.7, 3.0]
-    for event in happened:
-        assert event.happened is not None
-        assert 0 <= event.happened - event.due < ON_TIME, event
-    assert last.happened is None  # the run had ended
-
+def late_in(report: Report, said: dict[str, list[str]]) -> list[str]:
+    """What was not done within 0.2 s of its time, by the lab's own report and by what the workers wrote."""
+    *happened, _ = report.events
+    late = [str(event) for event in happened if event.happened is None or not 0 <= event.happened - event.due < ON_TIME]
     beats = {
         # The last line of a worker that is killed may be torn.
         name: [float(line.split()[1]) - report.started for line in lines if line.startswith("beat ")]
         for name, lines in said.items()
     }
-
-    def longest_gap(name: str) -> tuple[float, float]:
-        return max(zip(beats[name], beats[name][1:], strict=False), key=lambda pair: pair[1] - pair[0])
-
     for name, begin, end in (("w1", 1.0, 2.0), ("w0", 1.5, 2.5)):  # frozen, and cut off
-        gap = longest_gap(name)
-        assert gap[0] == pytest.approx(begin, abs=ON_TIME)
-        assert gap[1] == pytest.approx(end, abs=ON_TIME)
-    assert max(beats["w2"]) == pytest.approx(3.0, abs=ON_TIME)
-    killed, late = report.workers[2], report.workers[3]
-    assert (killed.exit, killed.ended_by) == (-signal.SIGKILL, "kill event")
-    assert late.started == pytest.approx(2.7, abs=ON_TIME)
-    assert beats["w3"][0] > 2.7
-    told = "\n".join(said["w0"])
-    assert "rate 5Mbit" in told
-    if find_hierarchy().version == 1:
-        assert "quota 2000" in told
+        gap = max(itertools.pairwise(beats[name]), key=lambda pair: pair[1] - pair[0])
+        if gap[0] != pytest.approx(begin, abs=ON_TIME) or gap[1] != pytest.approx(end, abs=ON_TIME):
+            late.append(f"the longest gap of {name} is {gap}")
+    if max(beats["w2"]) != pytest.approx(3.0, abs=ON_TIME):
+        late.append(f"w2 was last heard at {max(beats['w2'])}")
+    if report.workers[3].started != pytest.approx(2.7, abs=ON_TIME) or beats["w3"][0] <= 2.7:
+        late.append(f"w3 was started at {report.workers[3].started} and heard at {beats['w3'][0]}")
+    return late
+
+
+def test_events_happen_on_time_and_do_what_they_say(tmp_path: Path) -> None:
+    late: list[list[str]] = []
+    for attempt in range(3):  # the machine itself may be taken away for longer than 0.2 s
+        report, said = run(tmp_path, EVENTS, sys.executable, "-c", BEAT)
+        assert report.exit == 0  # the killed one was the lab's
+        assert [event.due for event in report.events[:-1]] == [1.0, 1.2, 1.5, 2.0, 2.5, 2.7, 3.0]
+        assert report.events[-1].happened is None  # the run had ended
+        killed = report.workers[2]
+        assert (killed.exit, killed.ended_by) == (-signal.SIGKILL, "kill event")
+        told = "\n".join(said["w0"])
+        assert "rate 5Mbit" in told
+        if find_hierarchy().version == 1:
+            assert "quota 2000" in told
+        late.append(late_in(report, said))
+        if not late[attempt]:
+            return
+    raise AssertionError(late)
 
 
 def test_an_event_at_the_very_start_finds_its_worker(tmp_path: Path) -> None:
