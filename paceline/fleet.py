@@ -263,7 +263,8 @@ class Fleet(Group):
             self._blame_who_left()
         limit = self.deadline
         if self._moved is not None:
-            limit *= 2  # whoever the others wait for, they know better
+            if not self._watch.silent():
+                limit *= 2  # whoever the others wait for, they know better
             if (places := self._watch.places()) != self._places:
                 self._places, self._moved = places, time.monotonic()
             waited = time.monotonic() - max(since, self._moved)

@@ -99,7 +99,8 @@ class Step:
     def _micro_batches(self, plan: Plan) -> Iterator[Any]:
         """One pass over this worker's examples; it ends early if memory does."""
         parts = self._parts
-        self._pieces = len(plan.pieces(parts.fleet.rank))
+        if plan is not self.plan:
+            self._pieces = len(plan.pieces(parts.fleet.rank))
         parts.probe.begin(self._pieces, parts.looks(self.plan))
         for examples, batch in parts.feed.micro_batches(plan, lambda: map(parts.memory.fit, self._future())):
             parts.clock.loaded()
@@ -139,8 +140,7 @@ class Step:
                 raise LoopError(
                     f"memory ran out in step {self.index} with a single example; use another model"
                 ) from error
-            self._too_large = self._examples
-        self._waiting_for_backward = 0 if self._too_large else self._waiting_for_backward
+            self._too_large, self._waiting_for_backward = self._examples, 0
 
     def _begin_again(self) -> None:
         parts = self._parts

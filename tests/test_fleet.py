@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -48,12 +49,13 @@ def test_a_gathering_that_one_does_not_come_to_names_it(pool: Pool) -> None:
         assert "doing something else, step 9" in outcome.text
 
 
-def one_has_no_heartbeat(dead: bool) -> None:
+def one_has_no_heartbeat(dead: bool, patiently: bool = False) -> None:
     fleet = pl.Fleet.join(deadline=0.5)
     assert fleet._watch is not None
     try:
         if fleet.rank != 1:
-            fleet.gather(b"here", "the parts of a checkpoint")
+            with fleet.patiently() if patiently else contextlib.nullcontext():
+                fleet.gather(b"here", "the parts of a checkpoint")
         else:
             if dead:
                 fleet._watch.close()
@@ -68,6 +70,13 @@ def test_a_deadline_shorter_than_a_silence_tells_the_dead_from_the_late(pool: Po
     for outcome in (first, third):
         assert isinstance(outcome, RemoteError)
         assert f"rank 1 {'gave no sign of life' if dead else 'is alive, but late'} (rank 1: last" in outcome.text
+
+
+@pytest.mark.parametrize(("dead", "limit"), [(True, "0.5"), (False, "1")])
+def test_patience_is_for_those_who_are_alive(pool: Pool, dead: bool, limit: str) -> None:
+    first, _ = pool.outcomes(2, one_has_no_heartbeat, dead, True)
+    assert isinstance(first, RemoteError)
+    assert f"the deadline of {limit} s passed" in first.text
 
 
 def broadcasting() -> list[bytes]:

@@ -54,12 +54,12 @@ def dataset() -> TensorDataset:
     return TensorDataset(x.double(), y)
 
 
-def trained(balance: BySpeed) -> tuple[Tensor, Any]:
+def trained(balance: BySpeed, role: Any = None, momentum: float = 0.9) -> tuple[Tensor, Any]:
     """The parameters, and the shares of every step."""
     model = mlp(dtype=torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=momentum)
     shares = []
-    with pl.Run(model, optimizer, dataset(), batch=BATCH, balance=balance) as run:
+    with pl.Run(model, optimizer, dataset(), batch=BATCH, balance=balance, sync=role) as run:
         slow = Slow(model, SECONDS[run.fleet.rank] if run.fleet.size > 1 else 0.0)
         for step in run.steps(epochs=6):
             shares.append(step.plan.counts)
@@ -81,32 +81,18 @@ def test_shares_that_change_all_the_time_equal_one_process(pool: Pool, every: in
     shares = [counts for counts in found[0][1] if sum(counts) == BATCH]
     assert len(set(shares)) > 2
     assert shares[0] == (8, 8, 8)
-    fast, middle, slow = shares[-1]
-    assert fast > middle > slow  # 14, 7 and 3 in proportion to the speeds; timing is not what this test is about
+    # About 14, 7 and 3, on average: a machine that is busy with something else may upset single steps.
+    fast, middle, slow = (sum(column) for column in zip(*shares[len(shares) // 2 :], strict=True))
+    assert fast > middle > slow
 
 
 def test_local_sgd_weighs_shares_by_examples(pool: Pool) -> None:
     """With one step in a round, and no momentum, the average of models is that of gradients."""
-    [(expected, _)] = pool.run(1, plain, None)
-    found = pool.run(3, plain, sync.LocalSGD(1))
+    [(expected, _)] = pool.run(1, trained, BySpeed(), None, 0.0)
+    found = pool.run(3, trained, BySpeed(every=1, dead_band=0.0), sync.LocalSGD(1), 0.0)
     for parameters, shares in found:
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
         assert len(set(shares)) > 2
-
-
-def plain(role: Any) -> tuple[Tensor, Any]:
-    model = mlp(dtype=torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    shares = []
-    with pl.Run(model, optimizer, dataset(), batch=BATCH, balance=BySpeed(every=1, dead_band=0.0), sync=role) as run:
-        slow = Slow(model, SECONDS[run.fleet.rank] if run.fleet.size > 1 else 0.0)
-        for step in run.steps(epochs=4):
-            shares.append(step.plan.counts)
-            optimizer.zero_grad()
-            for x, y in step:
-                step.backward(F.cross_entropy(slow(x), y))
-            optimizer.step()
-    return flat(model), shares
 
 
 def short_of_memory(balance: Any, record_in: str) -> tuple[Tensor, Any, list[str]]:
