@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Fleet"]
 
 SLICE = 0.25  # seconds between two looks at the watch while waiting
+ONE_SLICE = timedelta(seconds=SLICE)
 FOREVER = timedelta(days=365)
 GRACE = 2.0  # torch's own limit is later than the deadline by so much, so that ours, which can name ranks, comes first
 
@@ -247,7 +248,7 @@ class Fleet(Group):
                 time.sleep(0.0002)
             return work.is_completed()
         try:
-            work.wait(timedelta(seconds=SLICE))
+            work.wait(ONE_SLICE)
         except RuntimeError:
             if not work.is_completed():
                 return False

@@ -54,7 +54,10 @@ class Group(ABC):
     def all_reduce(self, tensor: Tensor, what: str) -> None:
         """Sum a tensor over the group, in place."""
         if self.size > 1:
-            self.wait(lambda: dist.all_reduce(tensor, group=self.handle, async_op=True), what)
+            group = self.handle or dist.distributed_c10d._get_default_group()
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            # What dist.all_reduce calls, without its 30 us of bookkeeping.
+            self.wait(lambda: group.allreduce([real], dist.AllreduceOptions()), what)
 
     def broadcast(self, tensor: Tensor, what: str) -> None:
         """Copy rank 0's tensor to all, in place."""

@@ -46,7 +46,7 @@ class OptimizerHooks:
             raise LoopError(
                 f"optimizer.step() was called twice in step {step.index}; call it once after the inner loop"
             )
-        if any(given is not None for given in (*args[1:], kwargs.get("closure"))):
+        if (args[1:] or kwargs) and any(given is not None for given in (*args[1:], kwargs.get("closure"))):
             raise LoopError(
                 f"optimizer.step(closure) in step {step.index} would compute gradients that nobody averages; call "
                 "optimizer.step() alone (optimizers that need a closure, such as LBFGS, cannot be used)"

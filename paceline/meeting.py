@@ -19,6 +19,8 @@ def round_of(plan: Plan, meeting: Meeting) -> Round:
 
 def compare_plans(notes: tuple[Note, ...], step: int) -> None:
     """Workers that did as many steps must have followed the same plans."""
+    if all(note.plan == notes[0].plan for note in notes):  # in nearly every step
+        return
     groups: defaultdict[float, dict[int, float]] = defaultdict(dict)
     for rank, note in enumerate(notes):
         groups[note.steps][rank] = note.plan

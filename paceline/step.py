@@ -279,7 +279,7 @@ class Step:
 
     def _compare(self, notes: tuple[Note, ...]) -> None:
         compare_plans(notes, self.index)
-        self._refuse_what_is_not_finite({rank: note.loss for rank, note in enumerate(notes)})
+        self._refuse_what_is_not_finite(dict(enumerate([note.loss for note in notes])))
 
     def _refuse_what_is_not_finite(self, losses: dict[int, float]) -> None:
         # A GradScaler expects overflow now and then, and skips such a step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.errors import LoopError
 from paceline.probe.coordinates import Squares
-from paceline.probe.norms import norm
+from paceline.probe.norms import norm, sqnorm
 from paceline.probe.sketch import LinearMap
 from paceline.probe.tally import Layout, Tally
 
@@ -83,7 +84,7 @@ class MicroBatchMeter:
             )
         if self._passes == 0:
             gradients = self._layout.gradients()
-            self._adds_up = not gradients or float(norm(gradients.values())) == 0
+            self._adds_up = not gradients or sqnorm(gradients.values()) == 0
             if self._wants_images and not self._adds_up:
                 self._last = self._layout.image(self._mapping, gradients)
             if self._squaring is not None:
@@ -158,7 +159,7 @@ class MicroBatchMeter:
         (weight, factor), self._late = self._late, None
         gradients, scale = collected or (self._layout.gradients().values(), 1.0)
         if weight:
-            self._tally.add(weight, norm(gradients), factor * scale)
+            self._tally.add(weight, math.sqrt(sqnorm(gradients)), factor * scale)
 
     @property
     def _wants_images(self) -> bool:

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["inner_products", "joined", "norm", "portions"]
+__all__ = ["inner_products", "joined", "norm", "portions", "sqnorm"]
 
 # A single-precision sum over 10^7 numbers on the CPU is off by up to 3e-3, which matters where
 # sum n_i ||g_i||^2 - N ||gbar||^2 nearly cancels. So only the numbers of a row are summed in single precision.
 ROW = 1 << 9
+
+# A dot product sums in many lanes, so that more numbers do as little harm.
+BLOCK = 1 << 17
 
 # Numbers that are looked at with one call: few calls, and short temporaries.
 PIECE = 1 << 17
@@ -57,26 +60,39 @@ def joined(pieces: list[Tensor]) -> Tensor:
 def norm(tensors: Iterable[Tensor]) -> Tensor:
     """Euclidean norm of all tensors together, in double precision, left on their device."""
     rows: list[Tensor] = []
-    small: list[Tensor] = []
-    for tensor in tensors:
-        # A pass over a long vector as it is; short ones are laid together first, to save calls.
-        if tensor.numel() >= SHORT and tensor.dtype in WIDE and tensor.is_contiguous():
-            rows += _norms_of_rows(tensor.view(-1))
-        else:
-            small.append(tensor)
-    for pieces in portions(small, PIECE):
-        flat = joined(pieces)
-        rows += _norms_of_rows(flat if flat.dtype in WIDE else flat.float())
+    for flat in _vectors(tensors):
+        even = len(flat) // ROW * ROW
+        rows += [torch.linalg.vector_norm(flat[:even].view(-1, ROW), dim=1), flat[even:]]
     if not rows:
         return torch.zeros(())
     total: Tensor = torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)
     return total
 
 
-def _norms_of_rows(flat: Tensor) -> list[Tensor]:
-    """Numbers with the same norm, far fewer; what is too short for a row stays: each is the norm of itself."""
-    even = len(flat) // ROW * ROW
-    return [torch.linalg.vector_norm(flat[:even].view(-1, ROW), dim=1), flat[even:]]
+def sqnorm(tensors: Iterable[Tensor]) -> float:
+    """The squared norm, at once: for a small model on a CPU one call, where :func:`norm` takes six on cold caches."""
+    total = 0.0
+    for flat in _vectors(tensors):
+        if not flat.is_cpu:  # not exercised by the tests, which have no GPU
+            total += float(norm([flat])) ** 2
+        else:
+            for part in torch.split(flat, BLOCK):
+                total += float(torch.dot(part, part))
+    return total
+
+
+def _vectors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The numbers of all tensors as flat ones in at least single precision."""
+    small: list[Tensor] = []
+    for tensor in tensors:
+        # A pass over a long vector as it is; short ones are laid together first, to save calls.
+        if tensor.numel() >= SHORT and tensor.dtype in WIDE and tensor.is_contiguous():
+            yield tensor.detach().view(-1)
+        else:
+            small.append(tensor)
+    for pieces in portions(small, PIECE):
+        flat = joined(pieces)
+        yield flat if flat.dtype in WIDE else flat.float()
 
 
 def inner_products(vectors: Tensor) -> Tensor:

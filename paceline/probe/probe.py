@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import LoopError, SettingError
 from paceline.probe.coordinates import Squares
 from paceline.probe.micro_batch import MicroBatchMeter
-from paceline.probe.norms import norm
+from paceline.probe.norms import sqnorm
 from paceline.probe.per_example import ExampleMeter
 from paceline.probe.sketch import SIZE, LinearMap, SignSketch, Whole, check_size
 from paceline.probe.tally import Layout
@@ -214,8 +214,7 @@ class Probe:
             return math.nan
         if gradients is None or self._partial:
             gradients = self._layout.gradients().values()
-        unscaled = float(norm(gradients)) / scale
-        return unscaled * unscaled
+        return sqnorm(gradients) / (scale * scale)
 
     def towards_mean(self, scale: float) -> tuple[float, float]:
         """Sums over this worker's units of weight times <g_u, gbar>, and times its square, from sketches unless exact.
@@ -258,8 +257,7 @@ class Probe:
         if not weight:
             return 0.0, torch.zeros(self._map.size), 0.0
         image = self._layout.image(self._map, gradients) / factor
-        length = float(norm(gradients.values())) / factor
-        return weight, image, length * length
+        return weight, image, sqnorm(gradients.values()) / (factor * factor)
 
     @property
     def image_size(self) -> int:

@@ -48,13 +48,13 @@ class Tally:
         """Begin a step."""
         self._weights: list[float] = []
         self._factors: list[float] = []
-        self._norms: list[Tensor] = []
+        self._norms: list[Tensor | float] = []
         self._images: list[Tensor] = []
 
     def __len__(self) -> int:
         return len(self._weights)
 
-    def add(self, weight: float, scaled_norm: Tensor, factor: float = 1.0, image: Tensor | None = None) -> None:
+    def add(self, weight: float, scaled_norm: Tensor | float, factor: float = 1.0, image: Tensor | None = None) -> None:
         """Take a unit, given the norm (and the image) of ``factor`` times its gradient."""
         self._weights.append(weight)
         self._factors.append(factor)

@@ -20,18 +20,19 @@ __all__ = ["Exchange", "Presence"]
 class Presence:
     """Which parameters have a gradient on any worker: one that is None everywhere stays None."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
+    def __init__(self) -> None:
+        self.here: list[bool] = []
+        """Which have one on this worker: set it before the exchange."""
         self.anywhere: list[bool] = []
 
     @property
     def numel(self) -> int:
         """One number for each parameter."""
-        return len(self._parameters)
+        return len(self.here)
 
     def write(self, out: Numbers) -> None:
         """1 where there is a gradient."""
-        out[:] = [p.grad is not None for p in self._parameters]
+        out[:] = self.here
 
     def read(self, summed: Numbers) -> None:
         """Present anywhere."""
@@ -42,11 +43,12 @@ class Exchange:
     """Sums the gradients of a plain module over the workers, one collective for each dtype."""
 
     def __init__(self, fleet: Fleet, replica: Replica, codec: Codec, riders: Sequence[Rider]) -> None:
-        self._fleet, self._replica, self._riders = fleet, replica, riders
+        self._fleet, self._replica = fleet, replica
         self._sum = FlatSum(fleet, codec)
         self._layout: object = None
         self._parameters: list[nn.Parameter] = []
-        self._presence = Presence([])
+        self._presence = Presence()
+        self._riders = [self._presence, *riders]
 
     @property
     def bytes_sent(self) -> int:
@@ -61,8 +63,9 @@ class Exchange:
     def pack(self, scale: float) -> None:
         """Lay ``scale`` times the gradients into the flat buffers; a missing one counts as zero."""
         self._parameters = parameters = self._replica.parameters
-        self._presence = Presence(parameters)
-        layout = ([id(p) for p in parameters], len(parameters) + sum(rider.numel for rider in self._riders))
+        gradients = [p.grad for p in parameters]
+        self._presence.here = [gradient is not None for gradient in gradients]
+        layout = (list(map(id, parameters)), sum([rider.numel for rider in self._riders]))
         if layout != self._layout:
             names = [name for name, _ in self._replica.named]
             self._fleet.agree(
@@ -70,7 +73,6 @@ class Exchange:
             )
             self._sum.lay_out(parameters, layout[1])
             self._layout = layout
-        gradients = [p.grad for p in parameters]
         for p, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None and gradient.is_sparse:
                 raise SettingError(
@@ -81,7 +83,7 @@ class Exchange:
 
     def run(self, what: str) -> None:
         """Leave the sum over the workers of what was packed in every ``.grad``."""
-        self._sum.run([self._presence, *self._riders], what)
+        self._sum.run(self._riders, what)
         in_place = self._replica.ddp is not None
         for p, view, there in zip(self._parameters, self._sum.views, self._presence.anywhere, strict=True):
             if not there:

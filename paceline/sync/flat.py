@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -126,19 +125,19 @@ class FlatSum:
             self.sum_bodies(what)
             return
         self.bytes_sent = 0
-        self._write(riders)
+        places = self._write(riders)
         if not self._tail_rides:
             self._sum(self._tail, what)
         for flat in self._flats:
             self._sum(flat.values, what)
-        self._read(riders)
+        self._read(places)
 
     def sum_riders(self, riders: Sequence[Rider], what: str) -> None:
         """Sum the riders alone, ahead of the buffers: only with a codec."""
         self.bytes_sent = 0
-        self._write(riders)
+        places = self._write(riders)
         self._sum(self._tail, what)
-        self._read(riders)
+        self._read(places)
 
     def sum_bodies(self, what: str) -> None:
         """Sum the buffers, encoded."""
@@ -166,21 +165,24 @@ class FlatSum:
         for coder in self._coders:
             coder.reset()
 
-    def _write(self, riders: Sequence[Rider]) -> None:
-        for rider, numbers in self._parts(riders):
-            rider.write(numbers)
+    def _write(self, riders: Sequence[Rider]) -> list[tuple[Rider, Numbers]]:
+        """Let the riders write their numbers; gives the place of each."""
+        places, begin = [], 0
+        for rider in riders:
+            end = begin + rider.numel
+            place = self._numbers[begin:end]
+            rider.write(place)
+            places.append((rider, place))
+            begin = end
         if self._staged:
             self._tail.copy_(torch.from_numpy(self._numbers))
+        return places
 
-    def _read(self, riders: Sequence[Rider]) -> None:
+    def _read(self, places: list[tuple[Rider, Numbers]]) -> None:
         if self._staged:
-            self._numbers = self._tail.cpu().numpy()
-        for rider, numbers in self._parts(riders):
-            rider.read(numbers)
-
-    def _parts(self, riders: Sequence[Rider]) -> Iterator[tuple[Rider, Numbers]]:
-        ends = accumulate(rider.numel for rider in riders)
-        return ((rider, self._numbers[end - rider.numel : end]) for rider, end in zip(riders, ends, strict=True))
+            self._numbers[:] = self._tail.cpu().numpy()
+        for rider, place in places:
+            rider.read(place)
 
     def _sum(self, tensor: Tensor, what: str) -> None:
         self._group.all_reduce(tensor, what)

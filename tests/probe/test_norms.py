@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.probe.norms import PIECE, inner_products, norm, portions
+from paceline.probe.norms import PIECE, inner_products, norm, portions, sqnorm
 
 from .models import Allocations
 
@@ -36,6 +37,7 @@ def test_long_vectors_lose_no_digits() -> None:
     long = torch.full((4_000_000,), 1.1)
     exact = float(long.double().norm())
     assert float(norm([long[:11], long[11:]])) == pytest.approx(exact, rel=2e-5)
+    assert sqnorm([long[:11], long[11:]]) == pytest.approx(exact * exact, rel=4e-5)
     gram = inner_products(torch.stack([long, -long]))
     assert gram[0, 1].item() == pytest.approx(-exact * exact, rel=4e-5)
 
@@ -46,23 +48,29 @@ def test_layouts_types_and_shapes() -> None:
     scalar = torch.tensor(2.0)
     expected = math.hypot(float(image.double().norm()), 2.0)
     assert float(norm([image, scalar, torch.zeros(0)])) == pytest.approx(expected, rel=1e-6)
-    assert float(norm([])) == 0.0
+    assert sqnorm([image, scalar, torch.zeros(0)]) == pytest.approx(expected * expected, rel=1e-6)
+    assert float(norm([])) == sqnorm([]) == 0.0
     assert norm([torch.ones(2, dtype=torch.float64), torch.ones(2)]).dtype == torch.float64
     # In half precision itself the norm of these numbers would be infinite.
-    assert float(norm([torch.full((10_000,), 1000.0, dtype=torch.float16)])) == pytest.approx(1e5, rel=1e-5)
+    many = torch.full((10_000,), 1000.0, dtype=torch.float16)
+    assert float(norm([many])) == pytest.approx(1e5, rel=1e-5)
+    assert sqnorm([many]) == pytest.approx(1e10, rel=1e-5)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_shows(bad: float) -> None:
-    assert not math.isfinite(float(norm([torch.ones(5), torch.tensor([1.0, bad])])))
+    numbers = [torch.ones(5), torch.tensor([1.0, bad])]
+    assert not math.isfinite(float(norm(numbers)))
+    assert not math.isfinite(sqnorm(numbers))
 
 
-def test_temporaries_are_short() -> None:
+@pytest.mark.parametrize("function", [norm, sqnorm])
+def test_temporaries_are_short(function: Callable[[Iterable[torch.Tensor]], object]) -> None:
     tensors = [
         torch.ones(300, 100, 3, 3).to(memory_format=torch.channels_last),
         torch.ones(500_000),
         torch.ones(2, 3, PIECE).transpose(0, 2),
     ]
     with Allocations() as seen:
-        norm(tensors)
+        function(tensors)
     assert 0 < seen.largest <= 4 * PIECE
