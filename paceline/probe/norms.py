@@ -75,9 +75,11 @@ def sqnorm(tensors: Iterable[Tensor]) -> float:
     for flat in _vectors(tensors):
         if not flat.is_cpu:  # not exercised by the tests, which have no GPU
             total += float(norm([flat])) ** 2
+        elif len(flat) <= BLOCK:
+            total += torch.dot(flat, flat).item()
         else:
             for part in torch.split(flat, BLOCK):
-                total += float(torch.dot(part, part))
+                total += torch.dot(part, part).item()
     return total
 
 
@@ -87,7 +89,7 @@ def _vectors(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     for tensor in tensors:
         # A pass over a long vector as it is; short ones are laid together first, to save calls.
         if tensor.numel() >= SHORT and tensor.dtype in WIDE and tensor.is_contiguous():
-            yield tensor.detach().view(-1)
+            yield tensor if tensor.dim() == 1 else tensor.view(-1)
         else:
             small.append(tensor)
     for pieces in portions(small, PIECE):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.codec import Identity
+from paceline.codec.lattice import refuse_lattice
 from paceline.errors import LoopError, SettingError
 from paceline.fleet import Fleet
 from paceline.probe import Probe
@@ -40,6 +41,7 @@ class AllReduce:
 
     def __init__(self, codec: Codec | None = None) -> None:
         self.codec: Codec = codec or Identity()
+        refuse_lattice(codec, "AllReduce")
         if self.codec.feedback:
             raise SettingError(
                 f"AllReduce does not keep what {type(self.codec).__name__} loses of a gradient until the next step, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.codec import Identity
+from paceline.codec.lattice import refuse_lattice
 from paceline.errors import SettingError
 from paceline.sync.every import timed
 from paceline.sync.optimizer_state import Average
@@ -25,6 +26,7 @@ def refuse_what_does_not_fit(role: LocalSGD) -> None:
     ):
         if isinstance(value, type) or not hasattr(value, method):
             raise SettingError(f"{what} ({value!r}) of {name} must be an object with a method {method}, as Keep()")
+    refuse_lattice(role.codec, name)
     if not isinstance(role.measuring, Measuring):
         raise SettingError(f"measuring ({role.measuring!r}) must be Measuring.FIRST or Measuring.LAST")
     if not isinstance(role.overlap, int) or role.overlap < 0:

@@ -26,7 +26,8 @@ BYTES = {
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert {type(codec).__name__ for codec in [*CODECS, Identity()]} == set(pl.codec.__all__)
+    # Lattice is decoded by who has nearly the same numbers, and has tests of its own.
+    assert {type(codec).__name__ for codec in [*CODECS, Identity()]} == set(pl.codec.__all__) - {"Lattice"}
 
 
 def test_identity_changes_nothing() -> None:

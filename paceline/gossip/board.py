@@ -1,0 +1,81 @@
+"""Where a trainer and the thread beside it meet: the model that others may see, and what came of exchanges."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+__all__ = ["Board"]
+
+
+class Board:
+    """Shows a copy of the model, and collects corrections until the trainer takes them.
+
+    Corrections that the trainer has not taken yet are in the copy already: otherwise a second partner would be averaged
+    with a model that the first has moved, and the way be gone twice. Copies change places, so that one that is being
+    sent is never written to.
+    """
+
+    def __init__(self, numel: int) -> None:
+        self._lock = threading.Lock()
+        self._shown: Tensor | None = None
+        self._lent: Tensor | None = None
+        self._spare = [torch.empty(numel) for _ in range(3)]
+        self._pending = torch.zeros(numel)
+        self._taken = torch.zeros(numel)
+        self._waiting = 0
+        self.version = 0
+        """Of the model that is shown: it grows with every one."""
+
+    def blank(self) -> Tensor:
+        """For the trainer: where to write the next copy to."""
+        with self._lock:
+            return next(each for each in self._spare if each is not self._shown and each is not self._lent)
+
+    def show(self, model: Tensor) -> None:
+        """For the trainer: this copy, a :meth:`blank` that was filled, is shown from now on."""
+        with self._lock:
+            if self._waiting:
+                model += self._pending
+            self._shown = model
+            self.version += 1
+
+    def take(self) -> Tensor | None:
+        """For the trainer: what is to be added to the model now; None if nothing has come. Valid until the next."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            self._pending, self._taken = self._taken, self._pending
+            self._pending.zero_()
+            self._waiting = 0
+            return self._taken
+
+    def lend(self) -> Tensor | None:
+        """For the thread: the model that is shown, to be left alone until :meth:`give_back`; None before the first.
+
+        As long as one is lent, it is that one.
+        """
+        with self._lock:
+            if self._lent is None:
+                self._lent = self._shown
+            return self._lent
+
+    def copy(self) -> Tensor | None:
+        """For the thread: the newest model; None before the first."""
+        with self._lock:
+            return None if self._shown is None else self._shown.clone()
+
+    def give_back(self) -> None:
+        """For the thread: it is not looked at any more."""
+        with self._lock:
+            self._lent = None
+
+    def correct(self, change: Tensor) -> None:
+        """For the thread: this is to be added to the model."""
+        with self._lock:
+            self._pending += change
+            self._waiting += 1
+            if self._shown is not None:
+                self._shown += change

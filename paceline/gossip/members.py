@@ -1,0 +1,187 @@
+"""Who takes part, as one worker knows it: from each other, without a list that anybody keeps for all."""
+
+from __future__ import annotations
+
+import enum
+import random
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from paceline.errors import SettingError
+from paceline.gossip.graph import Graph
+
+__all__ = ["Members", "News", "Patience", "State"]
+
+FAILURES = 2  # exchanges that a member leaves unanswered before it is taken for silent
+RETRY = 1.0  # seconds until a silent member is tried again; twice as long every time
+LONGEST_RETRY = 30.0
+TOLD = 8  # members that a message tells of
+
+
+class State(enum.StrEnum):
+    """How far a member is."""
+
+    JOINING = "joining"
+    """It has no model of the swarm yet: it must not be averaged with, nor asked for its model."""
+    HERE = "here"
+    LEFT = "left"
+    """It has said goodbye."""
+
+
+class News(msgspec.Struct, frozen=True):
+    """What is said of a member."""
+
+    number: int
+    address: str
+    """Where it listens."""
+    life: int
+    """Larger for every time that it was started."""
+    state: State
+    examples: int
+    """That it has used so far, in all its lives."""
+
+    def newer(self, other: News) -> News:
+        """What is true of the two: of the later life, the later state. Examples only grow."""
+        later = max(self, other, key=lambda news: (news.life, list(State).index(news.state), news.examples))
+        return msgspec.structs.replace(later, examples=max(self.examples, other.examples))
+
+
+@dataclass
+class Patience:
+    """How long to wait for an answer, by how long answers took: the median, and several times the spread around it."""
+
+    first: float = 5.0
+    """Seconds, before anything is known."""
+    least: float = 0.2
+    most: float = 60.0
+    _taken: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
+
+    def took(self, seconds: float) -> None:
+        """An answer came after so long."""
+        self._taken.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """How long to wait for the next."""
+        if len(self._taken) < 5:
+            return self.first
+        middle = statistics.median(self._taken)
+        spread = statistics.median(abs(each - middle) for each in self._taken)
+        return min(max(3 * middle + 10 * spread, self.least), self.most)
+
+
+@dataclass
+class _Contact:
+    """What this worker has seen of another itself."""
+
+    failures: int = 0
+    again: float = 0.0
+    """When a silent one is tried again."""
+    patience: Patience = field(default_factory=Patience)
+
+
+class Members:
+    """All that a worker knows of the others, and with whom it averages next."""
+
+    def __init__(self, own: News, graph: Graph, seed: int = 0) -> None:
+        self.own = own
+        self._graph = graph
+        self._known: dict[int, News] = {own.number: own}
+        self._contacts: dict[int, _Contact] = {}
+        self._chance = random.Random(repr((seed, own.number, own.life)))
+
+    def tell(self, state: State | None = None, examples: int | None = None) -> None:
+        """Something has changed with this worker itself."""
+        self.own = msgspec.structs.replace(
+            self.own,
+            state=self.own.state if state is None else state,
+            examples=self.own.examples if examples is None else examples,
+        )
+        self._known[self.own.number] = self.own
+
+    def hear(self, news: Iterable[News]) -> None:
+        """Something was said of members; of this one itself it only counts what it did in an earlier life."""
+        for each in news:
+            if each.number == self.own.number:
+                if each.life == self.own.life or each.life < self.own.life:
+                    continue
+                raise SettingError(
+                    f"another worker has begun as member {each.number} at {each.address}; this one is not needed any "
+                    "more, or both were started with the same number"
+                )
+            before = self._known.get(each.number)
+            self._known[each.number] = each if before is None else before.newer(each)
+            if before is not None and each.life > before.life:  # a new life: what it failed to do before is forgotten
+                self._contacts.pop(each.number, None)
+
+    def answered(self, number: int, seconds: float | None = None) -> None:
+        """A member has been heard, after so long if it was waited for."""
+        contact = self._contact(number)
+        contact.failures = 0
+        if seconds is not None:
+            contact.patience.took(seconds)
+
+    def failed(self, number: int, now: float) -> None:
+        """A member was waited for in vain."""
+        contact = self._contact(number)
+        contact.failures += 1
+        if contact.failures >= FAILURES:
+            contact.again = now + min(RETRY * 2 ** (contact.failures - FAILURES), LONGEST_RETRY)
+
+    def patience(self, number: int) -> float:
+        """How long to wait for a member."""
+        return self._contact(number).patience.seconds
+
+    def address(self, number: int) -> str:
+        """Where a member listens."""
+        return self._known[number].address
+
+    def life(self, number: int) -> int:
+        """Which life a member is in; -1 if it is not known."""
+        return self._known[number].life if number in self._known else -1
+
+    def participants(self, now: float) -> list[int]:
+        """Those that average now, this worker included: who has a model, has not left, and is not silent."""
+        return sorted(
+            number
+            for number, news in self._known.items()
+            if news.state is State.HERE and not (self._is_silent(number) and self._contact(number).again > now)
+        )
+
+    def silent(self) -> list[int]:
+        """Those that did not answer lately."""
+        return sorted(number for number in self._known if self._is_silent(number))
+
+    def partner(self, now: float, but: Iterable[int] = ()) -> int | None:
+        """One of the neighbours at random; None if there is nobody, or only those in ``but``, who were busy."""
+        there = self.participants(now)
+        if self.own.number not in there or len(there) < 2:
+            return None
+        around = [each for each in self._graph.neighbours(there)[self.own.number] if each not in set(but)]
+        return self._chance.choice(around) if around else None
+
+    def donors(self, now: float) -> list[int]:
+        """Who could give its model to one that joins: those that have one, the most advanced first."""
+        there = [number for number in self.participants(now) if number != self.own.number]
+        return sorted(there, key=lambda number: -self._known[number].examples)
+
+    @property
+    def examples(self) -> int:
+        """That all members have used so far, as far as it was heard."""
+        return sum(news.examples for news in self._known.values())
+
+    def news(self) -> list[News]:
+        """What to say in a message: of this worker, and of some others, drawn at random."""
+        others = [news for number, news in self._known.items() if number != self.own.number]
+        return [self.own, *self._chance.sample(others, min(TOLD, len(others)))]
+
+    def _is_silent(self, number: int) -> bool:
+        contact = self._contacts.get(number)
+        return contact is not None and contact.failures >= FAILURES
+
+    def _contact(self, number: int) -> _Contact:
+        return self._contacts.setdefault(number, _Contact())

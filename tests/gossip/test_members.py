@@ -1,0 +1,128 @@
+"""Who is taken for present, and who is chosen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import SettingError
+from paceline.gossip.graph import Complete, Ring
+from paceline.gossip.members import FAILURES, LONGEST_RETRY, Members, News, Patience, State
+
+
+def news(number: int, life: int = 1, state: State = State.HERE, examples: int = 0) -> News:
+    return News(number, f"tcp://host-{number}", life, state, examples)
+
+
+def five() -> Members:
+    members = Members(news(0), Complete())
+    members.hear([news(number) for number in range(1, 5)])
+    return members
+
+
+any_news = st.builds(news, st.integers(1, 3), st.integers(0, 3), st.sampled_from(State), st.integers(0, 5))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(any_news, max_size=12), st.randoms(use_true_random=False))
+def test_what_is_known_does_not_depend_on_the_order_of_news(said: list[News], chance: object) -> None:
+    one, other = Members(news(0), Complete()), Members(news(0), Complete())
+    one.hear(said)
+    for each in [*reversed(said), *said]:  # in another order, and twice
+        other.hear([each])
+    assert one.participants(0.0) == other.participants(0.0)
+    assert one.examples == other.examples
+
+
+def test_a_partner_is_any_neighbour() -> None:
+    members = five()
+    chosen = Counter(members.partner(0.0) for _ in range(2000))
+    assert set(chosen) == {1, 2, 3, 4}
+    assert min(chosen.values()) > 400  # of 500; the standard deviation is 19
+    assert members.partner(0.0, but=[1, 2, 4]) == 3
+    assert members.partner(0.0, but=[1, 2, 3, 4]) is None
+    ring = Members(news(0), Ring())
+    ring.hear([news(number) for number in range(1, 5)])
+    assert {ring.partner(0.0) for _ in range(100)} == {1, 4}
+
+
+def test_who_has_no_model_is_neither_partner_nor_donor() -> None:
+    members = Members(news(0), Complete())
+    members.hear([news(1, state=State.JOINING), news(2, examples=10), news(3, examples=30), news(4, state=State.LEFT)])
+    assert members.participants(0.0) == [0, 2, 3]
+    assert members.donors(0.0) == [3, 2]
+    members.hear([news(1)])
+    assert members.participants(0.0) == [0, 1, 2, 3]
+    joining = Members(news(0, state=State.JOINING), Complete())
+    joining.hear([news(1)])
+    assert joining.partner(0.0) is None
+
+
+def test_who_does_not_answer_is_left_alone_for_a_while() -> None:
+    members = five()
+    now = 100.0
+    for _ in range(FAILURES):
+        assert 3 in members.participants(now)
+        members.failed(3, now)
+    assert members.silent() == [3]
+    assert 3 not in members.participants(now)
+    assert 3 in members.participants(now + 1.1)  # tried again
+    waits = []
+    for _ in range(8):
+        members.failed(3, now)
+        waits.append(next(wait for wait in range(1, 100) if 3 in members.participants(now + wait + 0.1)))
+    assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
+    assert LONGEST_RETRY == 30
+    members.answered(3)
+    assert 3 in members.participants(now)
+    assert members.silent() == []
+
+
+def test_a_new_life_is_a_new_chance() -> None:
+    members = five()
+    for _ in range(5):
+        members.failed(3, 0.0)
+    members.hear([news(3, life=2, state=State.JOINING)])
+    assert members.silent() == []
+    assert members.life(3) == 2
+    members.hear([news(3, life=1, examples=70)])  # late news of the first life
+    assert members.life(3) == 2
+    assert 3 not in members.participants(0.0)
+    assert members.examples == 70  # what was used was used
+
+
+def test_of_two_with_the_same_number_the_earlier_stops() -> None:
+    members = five()
+    members.hear([news(0, life=0, examples=5)])
+    with pytest.raises(SettingError, match="another worker has begun as member 0 at tcp://host-0"):
+        members.hear([news(0, life=2)])
+
+
+def test_news_spread() -> None:
+    members = five()
+    members.tell(examples=12)
+    told = members.news()
+    assert told[0] == news(0, examples=12)
+    assert sorted(each.number for each in told) == [0, 1, 2, 3, 4]
+    assert members.examples == 12
+    members.tell(state=State.LEFT)
+    assert members.participants(0.0) == [1, 2, 3, 4]
+    assert members.address(2) == "tcp://host-2"
+    assert members.life(77) == -1
+
+
+def test_patience_is_learnt() -> None:
+    patience = Patience()
+    assert patience.seconds == 5.0
+    for seconds in (0.1, 0.11, 0.09, 0.1, 0.12, 0.1):
+        patience.took(seconds)
+    assert 0.3 <= patience.seconds <= 0.5
+    for _ in range(64):
+        patience.took(2.0)
+    assert patience.seconds == pytest.approx(6.0)
+    for _ in range(64):
+        patience.took(0.001)
+    assert patience.seconds == patience.least

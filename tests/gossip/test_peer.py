@@ -1,0 +1,334 @@
+"""Exchanges over a network that delays, loses, repeats and reorders, between workers that train and die."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.codec import Identity, Lattice
+from paceline.gossip.peer import (
+    ASKS,
+    Abort,
+    Action,
+    Answer,
+    Ask,
+    Commit,
+    Correct,
+    Ended,
+    Outcome,
+    Peer,
+    Propose,
+    Refuse,
+    Send,
+    Wider,
+)
+from paceline.gossip.points import Points
+
+NUMBERS = 64
+PATIENCE = 10.0
+CODECS = [Identity(), Lattice(8, block=64), Lattice(3, block=64), Lattice(8, block=64, dithered=True)]
+
+
+@dataclass
+class Letter:
+    sender: int
+    send: Send
+
+
+@dataclass
+class Worker:
+    peer: Peer
+    model: Tensor
+    """What it trains: double, so that additions lose nothing that matters."""
+    moves: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """Corrections by exchange: the initiator and its number."""
+    ended: Counter[Outcome] = field(default_factory=Counter)
+
+
+class World:
+    """Workers and what is under way between them."""
+
+    def __init__(self, codec: Identity | Lattice, size: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.chance = random.Random(seed)
+        start = torch.randn(NUMBERS, generator=generator, dtype=torch.float64)
+        self.workers = {
+            rank: Worker(
+                Peer(rank, Points(codec, NUMBERS)),
+                start + 0.01 * torch.randn(NUMBERS, generator=generator, dtype=torch.float64),
+            )
+            for rank in range(size)
+        }
+        self.start = {rank: worker.model.clone() for rank, worker in self.workers.items()}
+        self.learnt = {rank: torch.zeros(NUMBERS, dtype=torch.float64) for rank in self.workers}
+        self.letters: list[Letter] = []
+        self.now = 0.0
+        self.dead: dict[int, Worker] = {}
+
+    def train(self, rank: int) -> None:
+        change = 0.01 * torch.tensor([self.chance.gauss(0, 1) for _ in range(NUMBERS)], dtype=torch.float64)
+        self.workers[rank].model += change
+        self.learnt[rank] += change
+
+    def propose(self, rank: int, partner: int) -> None:
+        worker = self.workers[rank]
+        if rank != partner and not worker.peer.busy:
+            self.act(rank, worker.peer.propose(partner, worker.model.float(), PATIENCE, self.now), None)
+
+    def deliver(self, at: int, keep: bool = False) -> None:
+        letter = self.letters[at] if keep else self.letters.pop(at)
+        worker = self.workers.get(letter.send.to)
+        if worker is None:
+            return
+        message, payload = letter.send.message, letter.send.payload
+        actions = worker.peer.receive(letter.sender, message, payload, worker.model.float(), PATIENCE, self.now)
+        initiator = letter.sender if isinstance(message, Propose | Commit | Abort) else letter.send.to
+        self.act(letter.send.to, actions, (initiator, message.exchange))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        for rank, worker in list(self.workers.items()):
+            self.act(rank, worker.peer.tick(self.now), None)
+
+    def kill(self, rank: int) -> None:
+        self.dead[rank] = self.workers.pop(rank)
+
+    def act(self, rank: int, actions: list[Action], exchange: tuple[int, int] | None) -> None:
+        worker = self.workers[rank]
+        for action in actions:
+            if isinstance(action, Send):
+                self.letters.append(Letter(rank, action))
+            elif isinstance(action, Correct):
+                assert exchange is not None
+                assert exchange not in worker.moves, "moved twice in one exchange"
+                worker.moves[exchange] = action.change.double()
+                worker.model += action.change.double()
+            elif isinstance(action, Ended):
+                worker.ended[action.outcome] += 1
+
+    def settle(self) -> None:
+        """The network works from now on."""
+        for _ in range(400):
+            while self.letters:
+                self.deliver(0)
+            if not any(worker.peer.busy for worker in self.workers.values()):
+                return
+            self.tick(PATIENCE)
+        raise AssertionError("somebody waits for ever")
+
+    def check_nothing_is_lost(self) -> None:
+        """Every model is where it began, with all that it has learnt and all corrections, each of which counts once."""
+        for rank, worker in self.workers.items():
+            expected = self.start[rank] + self.learnt[rank] + sum(worker.moves.values())
+            assert torch.allclose(worker.model, expected, rtol=0, atol=1e-12)
+
+    def one_sided(self) -> dict[tuple[int, int], Tensor]:
+        """The exchanges in which one side has moved, and the other has not."""
+        everybody = [*self.workers.items(), *self.dead.items()]
+        moved = {exchange for _, worker in everybody for exchange in worker.moves}
+        found = {}
+        for exchange in moved:
+            moves = [worker.moves[exchange] for _, worker in everybody if exchange in worker.moves]
+            assert len(moves) <= 2
+            if len(moves) == 2:
+                assert torch.equal(moves[0], -moves[1])  # to the bit
+            else:
+                found[exchange] = moves[0]
+        return found
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(CODECS),
+    st.integers(2, 4),
+    st.integers(0, 10**6),
+    st.lists(st.sampled_from("ttppppddddddddrlsx"), max_size=120),
+    st.booleans(),
+)
+def test_any_schedule(codec: Identity | Lattice, size: int, seed: int, schedule: list[str], deaths: bool) -> None:
+    world = World(codec, size, seed)
+    chance = world.chance
+    lost = False
+    for what in schedule:
+        alive = sorted(world.workers)
+        if what == "t":
+            world.train(chance.choice(alive))
+        elif what == "p":
+            world.propose(chance.choice(alive), chance.choice(range(size)))
+        elif what in "drl" and world.letters:
+            at = chance.randrange(len(world.letters))  # in any order
+            if what == "l":
+                world.letters.pop(at)
+                lost = True
+            else:
+                world.deliver(at, keep=what == "r")
+        elif what == "s":
+            world.tick(chance.choice([1.0, PATIENCE]))
+        elif what == "x" and deaths and len(alive) > 1:
+            world.kill(chance.choice(alive))
+    world.settle()
+    world.check_nothing_is_lost()
+    half = world.one_sided()
+    for (initiator, _), move in half.items():
+        # Only where the one that decided has died, or was asked in vain until the other gave up.
+        gave_up = sum(worker.ended[Outcome.UNKNOWN] for worker in world.workers.values())
+        assert initiator in world.dead or any(rank in world.dead for rank in range(size)) or (lost and gave_up)
+        assert float(move.abs().max()) < 5.0  # half of the distance of two models
+    if not half and not world.dead:
+        total = sum(worker.model - world.learnt[rank] for rank, worker in world.workers.items())
+        assert torch.allclose(total, sum(world.start.values()), rtol=0, atol=1e-10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_an_exchange_is_half_of_the_way(codec: Identity | Lattice) -> None:
+    world = World(codec, 2, seed=3)
+    first, second = (worker.model.clone() for worker in world.workers.values())
+    world.propose(0, 1)
+    world.train(0)  # while it is under way
+    while world.workers[1].peer.busy is False:
+        world.deliver(0)
+    world.train(1)
+    world.settle()
+    assert world.workers[0].ended == world.workers[1].ended == Counter({Outcome.DONE: 1})
+    mean = (first + second) / 2
+    distance = float((first - second).abs().max())
+    for rank, worker in world.workers.items():
+        assert torch.allclose(worker.model - world.learnt[rank], mean, rtol=0, atol=distance / 2)
+    if isinstance(codec, Identity):
+        assert torch.allclose(world.workers[0].model - world.learnt[0], mean, rtol=0, atol=1e-6)
+
+
+def test_spread_falls_as_predicted() -> None:
+    """Complete graph, no gradients: 1 / (n - 1) of the spread goes with every exchange, on average."""
+    size, exchanges, ratios = 8, 40, []
+    for seed in range(40):
+        world = World(Identity(), size, seed)
+        world.workers = {
+            rank: Worker(
+                worker.peer,
+                torch.randn(NUMBERS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed * size + rank)),
+            )
+            for rank, worker in world.workers.items()
+        }
+        models = torch.stack([worker.model for worker in world.workers.values()])
+        mean, before = models.mean(0), float((models - models.mean(0)).square().sum())
+        for _ in range(exchanges):
+            one, other = world.chance.sample(range(size), 2)
+            world.propose(one, other)
+            world.settle()
+        models = torch.stack([worker.model for worker in world.workers.values()])
+        assert torch.allclose(models.mean(0), mean, rtol=0, atol=1e-6)
+        ratios.append(float((models - mean).square().sum()) / before)
+    predicted = (1 - 1 / (size - 1)) ** exchanges
+    # The mean over 40 runs of something whose spread is about as large as itself.
+    assert sum(ratios) / len(ratios) == pytest.approx(predicted, rel=0.5)
+
+
+def test_too_far_away_for_few_bits() -> None:
+    world = World(Lattice(4, block=64), 2, seed=0)
+    world.workers[1].model += 3.0  # nobody was met before, so that the lattice is far too fine
+    world.propose(0, 1)
+    bits = []
+    while world.letters:
+        message = world.letters[0].send.message
+        bits += [message.bits] if isinstance(message, Propose | Answer | Wider | Commit) else []
+        world.deliver(0)
+    assert bits == [4, 16, 16, 32, 32, 32, 32]  # asked twice for more
+    assert world.workers[0].ended[Outcome.DONE] == world.workers[1].ended[Outcome.DONE] == 1
+    # Now both know how far away a partner may be.
+    world.propose(1, 0)
+    world.settle()
+    assert world.workers[0].ended[Outcome.DONE] == 2
+
+
+def test_both_begin_at_once() -> None:
+    world = World(Identity(), 2, seed=0)
+    world.propose(0, 1)
+    world.propose(1, 0)
+    world.settle()
+    assert world.workers[0].ended[Outcome.DONE] == 1
+    assert world.workers[1].ended == Counter({Outcome.WITHDRAWN: 1, Outcome.DONE: 1})
+    assert not world.one_sided()
+
+
+def test_who_is_busy_refuses_at_once() -> None:
+    world = World(Identity(), 3, seed=0)
+    world.propose(0, 1)
+    world.propose(2, 0)
+    world.deliver(1)
+    assert world.letters[-1].send == Send(2, Refuse(0))
+    world.settle()
+    assert world.workers[2].ended == Counter({Outcome.REFUSED: 1})
+    assert world.workers[0].ended == Counter({Outcome.DONE: 1})
+
+
+def test_who_has_nothing_to_show_refuses() -> None:
+    peer = Peer(1, Points(Identity(), NUMBERS))
+    payload = torch.zeros(4 * NUMBERS, dtype=torch.uint8)
+    assert peer.receive(0, Propose(0, 32), payload, None, PATIENCE, 0.0) == [Send(0, Refuse(0))]
+    assert not peer.busy
+
+
+def test_a_lost_answer_moves_nobody() -> None:
+    world = World(Identity(), 2, seed=0)
+    world.propose(0, 1)
+    world.deliver(0)
+    world.letters.clear()  # the answer
+    world.tick(PATIENCE)
+    world.settle()
+    assert world.workers[0].ended[Outcome.TIMED_OUT] == world.workers[1].ended[Outcome.TIMED_OUT] == 1
+    assert not world.workers[0].moves
+    assert not world.workers[1].moves
+
+
+def test_a_lost_decision_is_asked_for() -> None:
+    world = World(Identity(), 2, seed=0)
+    world.propose(0, 1)
+    world.deliver(0)
+    world.deliver(0)
+    assert isinstance(world.letters.pop().send.message, Commit)
+    world.tick(PATIENCE)
+    assert world.letters[-1].send == Send(0, Ask(0))
+    world.settle()
+    assert world.workers[1].ended == Counter({Outcome.DONE: 1})
+    assert not world.one_sided()
+
+
+def test_who_cannot_be_asked_is_given_up() -> None:
+    world = World(Identity(), 2, seed=0)
+    world.propose(0, 1)
+    world.deliver(0)
+    world.deliver(0)
+    moved = world.workers[0].moves[0, 0]
+    world.letters.clear()
+    world.kill(0)
+    for _ in range(ASKS + 1):
+        world.tick(PATIENCE)
+        world.letters.clear()
+    assert world.workers[1].ended == Counter({Outcome.UNKNOWN: 1})
+    assert torch.equal(world.one_sided()[0, 0], moved)  # half of the distance: the bound that is stated
+    assert not world.workers[1].peer.busy
+
+
+def test_a_partner_that_is_known_to_be_dead_is_not_waited_for() -> None:
+    world = World(Identity(), 2, seed=0)
+    world.propose(0, 1)
+    assert world.workers[0].peer.lost(3) == []
+    assert world.workers[0].peer.lost(1) == [Ended(1, Outcome.TIMED_OUT)]
+    assert world.workers[0].peer.due is None
+
+
+def test_an_answer_to_nothing_is_told_so() -> None:
+    peer = Peer(0, Points(Identity(), NUMBERS))
+    payload = torch.zeros(4 * NUMBERS, dtype=torch.uint8)
+    assert peer.receive(1, Answer(7, 32), payload, None, PATIENCE, 0.0) == [Send(1, Abort(7))]
+    assert peer.receive(1, Wider(7, 32), None, None, PATIENCE, 0.0) == []
+    assert peer.receive(1, Commit(7, 32), None, None, PATIENCE, 0.0) == []
+    assert peer.receive(1, Refuse(7), None, None, PATIENCE, 0.0) == []
