@@ -106,6 +106,7 @@ def prepare(work: Path, options: argparse.Namespace) -> tuple[Settings, Callable
         every=options.every,
         seconds=options.seconds,
         snapshot_every=5,
+        seed=options.seed,
     )
     torch.manual_seed(settings.seed)
     model = build(settings)
@@ -234,6 +235,7 @@ def _parse(arguments: Sequence[str] | None, roster: Sequence[Contestant]) -> arg
     parser.add_argument("--every", type=int, default=16, help="steps between averages, for local SGD")
     parser.add_argument("--only", action="append", choices=[one.name for one in roster], metavar="NAME")
     parser.add_argument("--repeat", type=int, default=1, help="rounds; each round has all contestants")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the order of the examples")
     options = parser.parse_args(arguments)
     if options.model not in MODELS[options.task]:
         parser.error(f"there is no model {options.model} for {options.task}: {', '.join(MODELS[options.task])}")

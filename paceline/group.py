@@ -54,10 +54,13 @@ class Group(ABC):
     def all_reduce(self, tensor: Tensor, what: str) -> None:
         """Sum a tensor over the group, in place."""
         if self.size > 1:
-            group = self.handle or dist.distributed_c10d._get_default_group()
             real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            # What dist.all_reduce calls, without its 30 us of bookkeeping.
-            self.wait(lambda: group.allreduce([real], dist.AllreduceOptions()), what)
+            self.wait(lambda: self._start_sum(real), what)
+
+    def _start_sum(self, tensor: Tensor) -> dist.Work:
+        """What ``dist.all_reduce`` calls, without its 30 µs of bookkeeping."""
+        group = self.handle or dist.distributed_c10d._get_default_group()
+        return group.allreduce([tensor], dist.AllreduceOptions())
 
     def broadcast(self, tensor: Tensor, what: str) -> None:
         """Copy rank 0's tensor to all, in place."""

@@ -21,6 +21,7 @@ __all__ = ["Lattice", "refuse_lattice", "scales_for"]
 CHUNK = 1 << 15  # numbers at a time: what is computed on the way stays in the cache
 FINEST = 2.0**-24  # of the largest number of a block: single precision has no more digits, and indices fit into int32
 SLACK = 1.001  # lattice steps of the range that rounding may use: half a step on each side, and a little for arithmetic
+FARTHEST = 1 << 30  # periods that are told apart
 SEED = 9543  # of the weights in the digest: the same everywhere
 
 
@@ -42,8 +43,8 @@ class Lattice:
     """``bits`` for each number, and 8 bytes for each block of numbers: the lattice distance and a check sum.
 
     The check sum is of what does not travel, the indices without their lowest bits: a receiver whose own numbers are
-    too far away finds other ones, and knows that it does. A single wrong number is always found; of several, all but
-    one case in 2^32.
+    too far away finds other ones, and knows that it does. A single wrong number is always found, and so are two that
+    are off by one period; of several others all but about one case in 2^31.
 
     Args:
         bits: 2 to 16.
@@ -122,8 +123,8 @@ class Lattice:
             if shift is not None:
                 high += shift
             high.sub_(code).div_(colours).round_()
-            same = _digest(high.nan_to_num(0.0).int(), weights) == digests[first:last]
-            wrong += last - first - int((same & scale.isfinite().view(-1)).sum())
+            same = _digest(high.nan_to_num(0.0).clamp(-FARTHEST, FARTHEST).int(), weights) == digests[first:last]
+            wrong += last - first - int((same & high.isfinite().all(1) & scale.isfinite().view(-1)).sum())
             found = torch.add(code, high, alpha=colours)
             if shift is not None:
                 found -= shift
@@ -165,9 +166,14 @@ def refuse_lattice(codec: object, name: str) -> None:
 
 
 def _weights(block: int, device: torch.device) -> Tensor:
-    """Odd numbers at random: then a single difference, times its weight, is never 0 modulo 2^32."""
-    found = torch.randint(-(1 << 30), 1 << 30, (block,), generator=torch.Generator().manual_seed(SEED))
-    return (2 * found + 1).int().to(device)
+    """Odd numbers at random, all different, none the opposite of another.
+
+    Then a single difference, times its weight, is never 0 modulo 2^32, nor is the sum or difference of two weights.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    room = (1 << 30) // block
+    found = torch.arange(block) * room + torch.randint(room, (block,), generator=generator)
+    return (2 * found[torch.randperm(block, generator=generator)] + 1).int().to(device)
 
 
 def _digest(high: Tensor, weights: Tensor) -> Tensor:

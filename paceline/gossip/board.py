@@ -22,6 +22,7 @@ class Board:
         self._lock = threading.Lock()
         self._shown: Tensor | None = None
         self._lent: Tensor | None = None
+        self._filled: Tensor | None = None
         self._spare = [torch.empty(numel) for _ in range(3)]
         self._pending = torch.zeros(numel)
         self._taken = torch.zeros(numel)
@@ -32,14 +33,16 @@ class Board:
     def blank(self) -> Tensor:
         """For the trainer: where to write the next copy to."""
         with self._lock:
-            return next(each for each in self._spare if each is not self._shown and each is not self._lent)
+            self._filled = None
+            self._filled = self._free()
+            return self._filled
 
     def show(self, model: Tensor) -> None:
         """For the trainer: this copy, a :meth:`blank` that was filled, is shown from now on."""
         with self._lock:
             if self._waiting:
                 model += self._pending
-            self._shown = model
+            self._shown, self._filled = model, None
             self.version += 1
 
     def take(self) -> Tensor | None:
@@ -78,4 +81,10 @@ class Board:
             self._pending += change
             self._waiting += 1
             if self._shown is not None:
-                self._shown += change
+                target = self._free() if self._shown is self._lent else self._shown
+                self._shown = torch.add(self._shown, change, out=target)
+
+    def _free(self) -> Tensor:
+        """A copy that nobody looks at or writes to."""
+        used = {id(each) for each in (self._shown, self._lent, self._filled)}
+        return next(each for each in self._spare if id(each) not in used)

@@ -47,7 +47,8 @@ class Complete:
 
     def neighbours(self, members: Sequence[int]) -> Neighbours:
         """All others."""
-        return _checked(self, members, [(a, b) for a in members for b in members if a < b])
+        places = _ordered(members)
+        return _checked(self, places, [(a, b) for a in places for b in places if a < b])
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,19 @@ class Ring:
 
     def neighbours(self, members: Sequence[int]) -> Neighbours:
         """The next lower and the next higher."""
-        return _checked(self, members, _circle(sorted(members), [1]))
+        places = _ordered(members)
+        return _checked(self, places, _circle(places, [1]))
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """Everybody with those 1, 2, 4, 8 … places further on: about 2 log2(n) neighbours, and spreads nearly as fast as
-    :class:`Complete`."""
+    """Everybody with those 1, 2, 4, 8 … places further on and back: about 2 log2(n) neighbours."""
 
     def neighbours(self, members: Sequence[int]) -> Neighbours:
         """Those at distances that are powers of two, in both directions."""
-        reach = max(len(members) // 2, 1)
-        return _checked(self, members, _circle(sorted(members), [1 << at for at in range(reach.bit_length())]))
+        places = _ordered(members)
+        powers = [1 << at for at in range((len(places) // 2).bit_length())]
+        return _checked(self, places, _circle(places, powers))
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Torus:
 
     def neighbours(self, members: Sequence[int]) -> Neighbours:
         """Left, right, above and below."""
-        places = sorted(members)
+        places = _ordered(members)
         rows = max(each for each in range(1, math.isqrt(len(places)) + 1) if len(places) % each == 0)
         columns = len(places) // rows
         edges = []
@@ -86,7 +88,7 @@ class Torus:
                 (member, places[row * columns + (column + 1) % columns]),
                 (member, places[(row + 1) % rows * columns + column]),
             ]
-        return _checked(self, members, edges)
+        return _checked(self, places, edges)
 
 
 @dataclass(frozen=True)
@@ -106,15 +108,21 @@ class RandomRegular:
 
     def neighbours(self, members: Sequence[int]) -> Neighbours:
         """The first connected graph that the seed and the members lead to."""
-        places = sorted(members)
+        places = _ordered(members)
         degree = self.degree + self.degree * len(places) % 2
         if degree >= len(places) - 1:
-            return Complete().neighbours(members)
+            return Complete().neighbours(places)
         generator = random.Random(repr((self.seed, places)))
+        others = len(places) - 1 - degree
         for _ in range(ATTEMPTS):
-            edges = _paired(places, degree, generator)
-            if edges is not None and len(_parts(places, edges)) == 1:
-                return _checked(self, members, edges)
+            # Of few and of all but few neighbours one is easy to draw: who is not a neighbour, then.
+            drawn = _paired(places, min(degree, others), generator)
+            if drawn is None:
+                continue
+            every = {(a, b) for a in places for b in places if a < b}
+            edges = drawn if degree <= others else sorted(every - set(drawn))
+            if len(_parts(places, edges)) == 1:
+                return _checked(self, places, edges)
         raise SettingError(
             f"no connected graph of degree {degree} was found for {len(places)} members; use another degree or seed"
         )
@@ -122,7 +130,10 @@ class RandomRegular:
 
 @dataclass(frozen=True)
 class Edges:
-    """A graph that is given: pairs of members. Who has left is bridged: its neighbours become each other's."""
+    """A graph that is given: pairs of members. Who has left is bridged: its neighbours become each other's.
+
+    Members that are in no pair are left out.
+    """
 
     edges: tuple[tuple[int, int], ...]
 
@@ -133,14 +144,12 @@ class Edges:
     def neighbours(self, members: Sequence[int]) -> Neighbours:
         """The pairs that are given, and what bridges the members that are not there."""
         known = {member for pair in self.edges for member in pair}
-        if lone := sorted(set(members) - known):
-            raise SettingError(f"the graph has no edge for members {lone}; every member needs a neighbour")
         graph = {each: {b if a == each else a for a, b in self.edges if each in (a, b)} for each in known}
         for gone in sorted(known - set(members)):
             around = graph.pop(gone)
             for each in around:
                 graph[each] = (graph[each] | around) - {gone, each}
-        return _checked(self, members, [(a, b) for a, others in graph.items() for b in others])
+        return _checked(self, sorted(graph), [(a, b) for a, others in graph.items() for b in others])
 
 
 @dataclass(frozen=True)
@@ -232,16 +241,21 @@ def _parts(members: Iterable[int], edges: Iterable[tuple[int, int]]) -> list[lis
     return sorted({id(each): sorted(each) for each in part.values()}.values())
 
 
-def _checked(graph: Graph, members: Sequence[int], edges: Iterable[tuple[int, int]]) -> Neighbours:
+def _ordered(members: Sequence[int]) -> list[int]:
     if len(members) < 2 or len(set(members)) < len(members):
         raise SettingError(f"gossip needs at least two different members, not {list(members)}; start more workers")
+    return sorted(members)
+
+
+def _checked(graph: Graph, members: Sequence[int], edges: Iterable[tuple[int, int]]) -> Neighbours:
+    """As a table, if it connects all of the ``members``, which are in ascending order."""
     pairs = [(a, b) for a, b in edges if a != b]
     parts = _parts(members, pairs)
     if len(parts) > 1:
         raise SettingError(
             f"{graph!r} does not connect all members: it falls into {parts}, whose models would never meet; add edges"
         )
-    found: dict[int, set[int]] = {member: set() for member in sorted(members)}
+    found: dict[int, set[int]] = {member: set() for member in members}
     for a, b in pairs:
         found[a].add(b)
         found[b].add(a)

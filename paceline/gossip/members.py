@@ -52,26 +52,37 @@ class News(msgspec.Struct, frozen=True):
 
 @dataclass
 class Patience:
-    """How long to wait for an answer, by how long answers took: the median, and several times the spread around it."""
+    """How long to wait for an answer, by how long answers took: the median, and several times the spread around it.
+
+    After every answer that did not come twice as long, until one does: what takes longer than ever must not fail for
+    ever.
+    """
 
     first: float = 5.0
     """Seconds, before anything is known."""
     least: float = 0.2
     most: float = 60.0
     _taken: deque[float] = field(default_factory=lambda: deque(maxlen=64), repr=False)
+    _failures: int = field(default=0, repr=False)
 
     def took(self, seconds: float) -> None:
         """An answer came after so long."""
         self._taken.append(seconds)
+        self._failures = 0
+
+    def failed(self) -> None:
+        """None came."""
+        self._failures = min(self._failures + 1, 16)
 
     @property
     def seconds(self) -> float:
         """How long to wait for the next."""
-        if len(self._taken) < 5:
-            return self.first
-        middle = statistics.median(self._taken)
-        spread = statistics.median(abs(each - middle) for each in self._taken)
-        return min(max(3 * middle + 10 * spread, self.least), self.most)
+        usual = self.first
+        if len(self._taken) >= 5:
+            middle = statistics.median(self._taken)
+            spread = statistics.median(abs(each - middle) for each in self._taken)
+            usual = max(3 * middle + 10 * spread, self.least)
+        return min(usual * 2.0**self._failures, self.most)
 
 
 @dataclass
@@ -92,14 +103,15 @@ class Members:
         self._graph = graph
         self._known: dict[int, News] = {own.number: own}
         self._contacts: dict[int, _Contact] = {}
+        self._before = own.examples
         self._chance = random.Random(repr((seed, own.number, own.life)))
 
     def tell(self, state: State | None = None, examples: int | None = None) -> None:
-        """Something has changed with this worker itself."""
+        """Something has changed with this worker itself; ``examples`` are those of this life."""
         self.own = msgspec.structs.replace(
             self.own,
             state=self.own.state if state is None else state,
-            examples=self.own.examples if examples is None else examples,
+            examples=self.own.examples if examples is None else self._before + examples,
         )
         self._known[self.own.number] = self.own
 
@@ -107,16 +119,23 @@ class Members:
         """Something was said of members; of this one itself it only counts what it did in an earlier life."""
         for each in news:
             if each.number == self.own.number:
-                if each.life == self.own.life or each.life < self.own.life:
-                    continue
-                raise SettingError(
-                    f"another worker has begun as member {each.number} at {each.address}; this one is not needed any "
-                    "more, or both were started with the same number"
-                )
+                self._hear_of_own(each)
+                continue
             before = self._known.get(each.number)
             self._known[each.number] = each if before is None else before.newer(each)
             if before is not None and each.life > before.life:  # a new life: what it failed to do before is forgotten
                 self._contacts.pop(each.number, None)
+
+    def _hear_of_own(self, news: News) -> None:
+        own = self.own
+        if news.life > own.life or (news.life == own.life and news.address != own.address):
+            raise SettingError(
+                f"another worker has begun as member {own.number}, at {news.address}; this one is not needed any more, "
+                "or both were started with the same number"
+            )
+        if news.life < own.life and news.examples > self._before:
+            before, self._before = self._before, news.examples
+            self.tell(examples=own.examples - before)
 
     def answered(self, number: int, seconds: float | None = None) -> None:
         """A member has been heard, after so long if it was waited for."""
@@ -130,7 +149,8 @@ class Members:
         contact = self._contact(number)
         contact.failures += 1
         if contact.failures >= FAILURES:
-            contact.again = now + min(RETRY * 2 ** (contact.failures - FAILURES), LONGEST_RETRY)
+            contact.again = now + min(RETRY * 2.0 ** min(contact.failures - FAILURES, 10), LONGEST_RETRY)
+        contact.patience.failed()
 
     def patience(self, number: int) -> float:
         """How long to wait for a member."""
@@ -161,7 +181,10 @@ class Members:
         there = self.participants(now)
         if self.own.number not in there or len(there) < 2:
             return None
-        around = [each for each in self._graph.neighbours(there)[self.own.number] if each not in set(but)]
+        neighbours = self._graph.neighbours(there)
+        if self.own.number not in neighbours:
+            raise SettingError(f"member {self.own.number} is not in {self._graph!r}; add an edge for it")
+        around = [each for each in neighbours[self.own.number] if each not in set(but)]
         return self._chance.choice(around) if around else None
 
     def donors(self, now: float) -> list[int]:

@@ -5,9 +5,10 @@ Then i moves by (Q_j - Q_i) / 2 and j by (Q_i - Q_j) / 2, whatever both have lea
 is kept, to the rounding of the addition, and nothing that was learnt is lost.
 
 The initiator moves when it has the answer, and decides thereby. The responder moves when it hears that, and asks if it
-does not: only if the initiator cannot be heard any more (it is dead, or the link is cut for good) it goes on without
-having moved. Then the sum has changed by at most |Q_i - Q_j| / 2, and by nothing if the initiator had not decided. No
-message is sent twice without being asked for, and none counts twice.
+does not. After a few questions in vain it is free for others, but goes on asking, and moves however late it hears: a
+move is an addition, which is as right then as before. Only if the initiator never comes back, or the responder dies,
+has one side moved and the other not. Then the sum has changed by at most |Q_i - Q_j| / 2. No message is sent twice
+without being asked for, and none counts twice.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ __all__ = [
     "Wider",
 ]
 
-ASKS = 4  # questions after a decision that has not come, each after the same time
-REMEMBERED = 64  # decisions of the past that somebody may still ask for
+ASKS = 4  # questions after a decision that has not come, each after the same time; then one is free for others
+SELDOM = 8  # times the patience between two questions after that
+UNSURE = 4  # exchanges whose decision may be open at once, beside the present one: each takes as much as a model
+REMEMBERED = 8  # decisions for each partner that it may still ask for
 
 
 class Propose(msgspec.Struct, frozen=True, tag=True):
@@ -55,6 +58,10 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
     exchange: int
     bits: int
+    of: int
+    """The bits of the point that it answers."""
+    life: int
+    """Of who answers."""
 
 
 class Wider(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +69,8 @@ class Wider(msgspec.Struct, frozen=True, tag=True):
 
     exchange: int
     bits: int
+    answer: bool
+    """Whether it is the answer that is to be shown again, or the proposal."""
 
 
 class Refuse(msgspec.Struct, frozen=True, tag=True):
@@ -87,6 +96,8 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     """Have you moved?"""
 
     exchange: int
+    life: int
+    """Of who asks: in another life it has not answered."""
 
 
 Message = Propose | Answer | Wider | Refuse | Commit | Abort | Ask
@@ -116,7 +127,9 @@ class Outcome(enum.Enum):
     WITHDRAWN = "withdrawn"
     """For the partner's own proposal, which came at the same time."""
     UNKNOWN = "unknown"
-    """The partner, who decides, cannot be asked any more: nothing has moved here, maybe there."""
+    """The partner, who decides, does not say: nothing has moved here yet, maybe there."""
+    LATE = "late"
+    """What was unknown was done at last."""
 
 
 class Ended(NamedTuple):
@@ -138,10 +151,10 @@ class _Proposed:
     partner: int
     exchange: int
     model: Tensor
-    point: Tensor
-    bits: int
     patience: float
     until: float
+    points: dict[int, Tensor] = field(default_factory=dict)
+    """What was shown, by bits."""
 
 
 @dataclass
@@ -152,25 +165,28 @@ class _Answered:
     exchange: int
     model: Tensor
     theirs: Tensor
+    of: int
+    """The bits of the point that it has."""
     patience: float
     until: float
-    points: dict[int, Tensor] = field(default_factory=dict)
-    """What was shown, by bits."""
+    moves: dict[int, Tensor] = field(default_factory=dict)
+    """What to move by, by the bits of what was shown."""
     asked: int = 0
 
 
 class Peer:
     """A worker in exchanges with others, one at a time; ``member`` is its number.
 
-    Every call gives what is to be done, in this order. ``first`` is the number of its first exchange, larger than any
-    that it had before it was restarted.
+    Every call gives what is to be done, in this order. ``life`` grows every time that the worker is started; exchanges
+    of an earlier one are not mistaken for those of this one.
     """
 
-    def __init__(self, member: int, points: Points, first: int = 0) -> None:
-        self._member, self._points = member, points
+    def __init__(self, member: int, points: Points, life: int = 0) -> None:
+        self._member, self._points, self._life = member, points, life
         self._state: _Proposed | _Answered | None = None
-        self._next = first
-        self._decided: dict[int, int] = {}
+        self._unsure: list[_Answered] = []
+        self._next = life << 24
+        self._decided: dict[int, dict[int, tuple[int, int]]] = {}
         self._last: dict[int, int] = {}
 
     @property
@@ -179,17 +195,22 @@ class Peer:
         return self._state is not None
 
     @property
+    def unsure(self) -> tuple[int, ...]:
+        """The partners that have not said yet how an exchange ended that is no longer waited for."""
+        return tuple(each.partner for each in self._unsure)
+
+    @property
     def due(self) -> float | None:
         """When :meth:`tick` has something to do, unless something comes before."""
-        return None if self._state is None else self._state.until
+        times = [each.until for each in (self._state, *self._unsure) if each is not None]
+        return min(times, default=None)
 
     def propose(self, partner: int, model: Tensor, patience: float, now: float) -> list[Action]:
         """Begin an exchange; an answer is waited for as long as ``patience``."""
         assert self._state is None, "one exchange at a time"
         exchange, self._next = self._next, self._next + 1
-        return self._show(
-            _Proposed(partner, exchange, model, model, 0, patience, now + patience), self._points.levels[0]
-        )
+        self._state = state = _Proposed(partner, exchange, model, patience, now + patience)
+        return self._show(state, self._points.levels[0])
 
     def receive(
         self, sender: int, message: Message, payload: Tensor | None, model: Tensor | None, patience: float, now: float
@@ -197,10 +218,12 @@ class Peer:
         """A message has come; ``model`` is what this worker could show now, if it could."""
         match message:
             case Propose():
-                assert payload is not None
+                if payload is None or not self._points.fits(message.bits, payload):
+                    return [Send(sender, Refuse(message.exchange))]
                 return self._proposal(sender, message, payload, model, patience, now)
             case Answer():
-                assert payload is not None
+                if payload is None or not self._points.fits(message.bits, payload):
+                    return []
                 return self._answer(sender, message, payload, now)
             case Wider():
                 return self._wider(sender, message, now)
@@ -210,108 +233,146 @@ class Peer:
             case Commit() | Abort():
                 return self._decision(sender, message)
             case Ask():
-                return [Send(sender, self._say(message.exchange))]
+                # As long as it is open, the decision is to come.
+                undecided = self._proposed(sender, message.exchange) is not None
+                return [] if undecided else [self._say(sender, message.exchange, message.life)]
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
+        actions: list[Action] = []
+        for waiting in self._unsure:
+            if now >= waiting.until:
+                waiting.until = now + SELDOM * waiting.patience
+                actions.append(Send(waiting.partner, Ask(waiting.exchange, self._life)))
         state = self._state
         if state is None or now < state.until:
-            return []
+            return actions
         if isinstance(state, _Proposed):
-            return [Send(state.partner, Abort(state.exchange)), *self._end(Outcome.TIMED_OUT)]
+            return [*actions, Send(state.partner, Abort(state.exchange)), *self._end(Outcome.TIMED_OUT)]
         if state.asked == ASKS:
-            return self._end(Outcome.UNKNOWN)
+            state.until = now + SELDOM * state.patience
+            self._unsure = [*self._unsure, state][-UNSURE:]
+            return [*actions, *self._end(Outcome.UNKNOWN)]
         state.asked += 1
         state.until = now + state.patience
-        return [Send(state.partner, Ask(state.exchange))]
+        return [*actions, Send(state.partner, Ask(state.exchange, self._life))]
 
     def lost(self, partner: int) -> list[Action]:
-        """A partner is known to be dead: nobody has to wait for it."""
+        """A partner is known to be dead, or in a new life: nobody has to wait for it, or to ask it any more."""
+        self._unsure = [each for each in self._unsure if each.partner != partner]
         if self._state is None or self._state.partner != partner:
             return []
         return self._end(Outcome.TIMED_OUT if isinstance(self._state, _Proposed) else Outcome.UNKNOWN)
 
     def _show(self, state: _Proposed, bits: int) -> list[Action]:
-        payload, state.point = self._points.encode(state.model, bits, state.exchange)
-        state.bits = bits
-        self._state = state
+        seed = _seed(self._member, state.exchange, answer=False)
+        payload, state.points[bits] = self._points.encode(state.model, bits, seed)
         return [Send(state.partner, Propose(state.exchange, bits), payload)]
 
     def _proposal(
         self, sender: int, message: Propose, payload: Tensor, model: Tensor | None, patience: float, now: float
     ) -> list[Action]:
         actions: list[Action] = []
-        state = self._state
-        if message.exchange <= self._last.get(sender, -1):  # a late copy of one that is over or under way
+        state, exchange = self._state, message.exchange
+        if exchange <= self._last.get(sender, -1):  # a late copy of one that is over or under way
             return []
         if isinstance(state, _Proposed) and state.partner == sender and sender < self._member and model is not None:
             actions, state = self._end(Outcome.WITHDRAWN), None  # both have begun: the lower number goes on
         if state is not None or model is None:
-            return [*actions, Send(sender, Refuse(message.exchange))]
-        theirs = self._points.decode(payload, message.bits, model, message.exchange)
+            return [*actions, Send(sender, Refuse(exchange))]
+        theirs = self._points.decode(payload, message.bits, model, _seed(sender, exchange, answer=False))
         if theirs is None:
-            return [*actions, Send(sender, Wider(message.exchange, self._points.level_above(message.bits)))]
-        self._last[sender] = message.exchange
-        self._state = answered = _Answered(sender, message.exchange, model, theirs, patience, now + patience)
+            wider = self._points.level_above(message.bits)
+            more = Refuse(exchange) if wider is None else Wider(exchange, wider, answer=False)
+            return [*actions, Send(sender, more)]
+        self._last[sender] = exchange
+        self._state = answered = _Answered(sender, exchange, model, theirs, message.bits, patience, now + patience)
         return [*actions, *self._reply(answered, message.bits)]
 
     def _reply(self, state: _Answered, bits: int) -> list[Action]:
-        payload, state.points[bits] = self._points.encode(state.model, bits, ~state.exchange)
-        return [Send(state.partner, Answer(state.exchange, bits), payload)]
+        seed = _seed(state.partner, state.exchange, answer=True)
+        payload, point = self._points.encode(state.model, bits, seed)
+        state.moves[bits] = _half(state.theirs, point)
+        return [Send(state.partner, Answer(state.exchange, bits, state.of, self._life), payload)]
 
     def _answer(self, sender: int, message: Answer, payload: Tensor, now: float) -> list[Action]:
         state = self._proposed(sender, message.exchange)
         if state is None:  # too late, or a copy
-            return [Send(sender, self._say(message.exchange))]
-        theirs = self._points.decode(payload, message.bits, state.model, ~message.exchange)
+            return [self._say(sender, message.exchange, message.life)]
+        point = state.points.get(message.of)
+        if point is None:  # never shown: it cannot be an answer
+            return []
+        seed = _seed(self._member, message.exchange, answer=True)
+        theirs = self._points.decode(payload, message.bits, state.model, seed)
         if theirs is None:
+            wider = self._points.level_above(message.bits)
+            if wider is None:
+                return [Send(sender, Abort(message.exchange)), *self._end(Outcome.REFUSED)]
             state.until = now + state.patience
-            return [Send(sender, Wider(message.exchange, self._points.level_above(message.bits)))]
-        self._decided[state.exchange] = message.bits
-        while len(self._decided) > REMEMBERED:
-            del self._decided[next(iter(self._decided))]
+            return [Send(sender, Wider(message.exchange, wider, answer=True))]
+        decided = self._decided.setdefault(sender, {})
+        decided[state.exchange] = message.bits, message.life
+        while len(decided) > REMEMBERED:
+            del decided[min(decided)]
         return [
-            Correct(_half(theirs, state.point)),
+            Correct(_half(theirs, point)),
             Send(sender, Commit(state.exchange, message.bits)),
-            *self._end(Outcome.DONE, max(message.bits, state.bits)),
+            *self._end(Outcome.DONE, max(message.bits, message.of)),
         ]
 
     def _wider(self, sender: int, message: Wider, now: float) -> list[Action]:
         state = self._state
-        if state is None or state.partner != sender or state.exchange != message.exchange:
+        if state is None or (state.partner, state.exchange) != (sender, message.exchange):
             return []
         if message.bits not in self._points.levels:
             return []
-        state.until = now + state.patience
         if isinstance(state, _Proposed):
-            return self._show(state, message.bits) if message.bits > state.bits else []
-        return self._reply(state, message.bits) if message.bits not in state.points else []
+            if message.answer or message.bits in state.points:
+                return []
+            state.until = now + state.patience
+            return self._show(state, message.bits)
+        if not message.answer or message.bits in state.moves:
+            return []
+        state.until = now + state.patience
+        return self._reply(state, message.bits)
 
     def _decision(self, sender: int, message: Commit | Abort) -> list[Action]:
-        state = self._state
-        if not isinstance(state, _Answered) or (state.partner, state.exchange) != (sender, message.exchange):
+        for waiting in (self._state, *self._unsure):
+            if isinstance(waiting, _Answered) and (waiting.partner, waiting.exchange) == (sender, message.exchange):
+                break
+        else:
             return []
+        if isinstance(message, Commit) and message.bits not in waiting.moves:
+            return []  # never shown: nobody can have moved by it
+        late = waiting is not self._state
+        moves: list[Action] = [] if isinstance(message, Abort) else [Correct(waiting.moves[message.bits])]
+        if late:
+            self._unsure = [each for each in self._unsure if each is not waiting]
+            return [*moves, Ended(sender, Outcome.LATE, message.bits)] if isinstance(message, Commit) else []
         if isinstance(message, Abort):
             return self._end(Outcome.TIMED_OUT)
-        point = state.points.get(message.bits)
-        if point is None:  # never shown: nobody can have moved by it
-            return []
-        return [Correct(_half(state.theirs, point)), *self._end(Outcome.DONE, max(state.points))]
+        return [*moves, *self._end(Outcome.DONE, max(message.bits, waiting.of))]
 
     def _proposed(self, sender: int, exchange: int) -> _Proposed | None:
         state = self._state
-        mine = isinstance(state, _Proposed) and (state.partner, state.exchange) == (sender, exchange)
-        return state if mine and isinstance(state, _Proposed) else None
+        if isinstance(state, _Proposed) and (state.partner, state.exchange) == (sender, exchange):
+            return state
+        return None
 
-    def _say(self, exchange: int) -> Commit | Abort:
-        """What this worker has decided; what it has not decided for, it will not."""
-        bits = self._decided.get(exchange)
-        return Abort(exchange) if bits is None else Commit(exchange, bits)
+    def _say(self, to: int, exchange: int, life: int) -> Send:
+        """What this worker has decided about an answer of that life; what it has not decided for, it never will."""
+        bits, whose = self._decided.get(to, {}).get(exchange, (0, life))
+        return Send(to, Commit(exchange, bits) if bits and whose == life else Abort(exchange))
 
     def _end(self, outcome: Outcome, bits: int = 0) -> list[Action]:
         assert self._state is not None
         partner, self._state = self._state.partner, None
         return [Ended(partner, outcome, bits)]
+
+
+def _seed(initiator: int, exchange: int, answer: bool) -> int:
+    """For a dithered lattice: another for every point, and both sides know it."""
+    return ((2 * exchange + answer) * 1_000_003 + initiator) % (1 << 63)
 
 
 def _half(theirs: Tensor, own: Tensor) -> Tensor:

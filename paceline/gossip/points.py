@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from paceline.codec import Identity, Lattice
-from paceline.errors import SettingError
 
 __all__ = ["Points"]
 
@@ -33,9 +32,13 @@ class Points:
         self.levels = (*self._lattices, WHOLE)
         """Bits, the fewest first; the last is full precision."""
 
-    def level_above(self, bits: int) -> int:
-        """The next level."""
-        return next(level for level in self.levels if level > bits)
+    def level_above(self, bits: int) -> int | None:
+        """The next level; None above full precision."""
+        return next((level for level in self.levels if level > bits), None)
+
+    def fits(self, bits: int, payload: Tensor) -> bool:
+        """Whether it can be a point of so many bits: of a partner with the same codec and model."""
+        return bits in self.levels and payload.numel() == self.bytes_for(bits)
 
     def bytes_for(self, bits: int) -> int:
         """The length of a payload."""
@@ -53,11 +56,11 @@ class Points:
         return payload, seen
 
     def decode(self, payload: Tensor, bits: int, near: Tensor, seed: int) -> Tensor | None:
-        """The partner's point; None if it is too far from ``near`` for so few bits."""
-        if payload.numel() != self.bytes_for(bits):
-            raise SettingError(f"a point of {payload.numel()} bytes came, where {self.bytes_for(bits)} were to come")
+        """The partner's point; None if it is too far from ``near`` for so few bits, or not finite in full precision."""
         if bits == WHOLE:
             point = payload.clone().view(torch.float32)
+            if not point.isfinite().all():
+                return None
             if self._lattices:
                 block = self._lattices[self.levels[0]].block
                 apart = torch.nn.functional.pad((point - near).abs(), (0, -self._numel % block))
@@ -71,4 +74,5 @@ class Points:
         return point
 
     def _learn(self, apart: Tensor) -> None:
-        torch.maximum(self._reach * FORGET, apart * MARGIN, out=self._reach)
+        seen = torch.where(apart.isfinite(), apart, 0.0)  # the own model may have diverged
+        torch.maximum(self._reach * FORGET, seen * MARGIN, out=self._reach)

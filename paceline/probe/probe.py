@@ -214,7 +214,7 @@ class Probe:
             return math.nan
         if gradients is None or self._partial:
             gradients = self._layout.gradients().values()
-        return sqnorm(gradients) / (scale * scale)
+        return sqnorm(gradients, double=True) / (scale * scale)
 
     def towards_mean(self, scale: float) -> tuple[float, float]:
         """Sums over this worker's units of weight times <g_u, gbar>, and times its square, from sketches unless exact.

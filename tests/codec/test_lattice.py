@@ -10,7 +10,7 @@ from torch import Tensor
 
 import paceline as pl
 from paceline.codec import Lattice
-from paceline.codec.lattice import FINEST, SLACK, scales_for
+from paceline.codec.lattice import FINEST, SLACK, _weights, scales_for
 from paceline.codec.packing import pack, packed_bytes, unpack
 from paceline.errors import SettingError
 
@@ -98,6 +98,18 @@ def test_what_is_not_finite_is_noticed() -> None:
         values[70] = bad
         assert codec.decode(codec.encode(values, reach), numbers(192), torch.empty(192)) == 1
     assert codec.decode(codec.encode(numbers(192), reach * torch.inf), numbers(192), torch.empty(192)) == 3
+    near = numbers(192)
+    near[70] = torch.nan  # the receiver's own
+    assert codec.decode(codec.encode(numbers(192), reach), near, torch.empty(192)) == 1
+    near[70] = 1e38
+    assert codec.decode(codec.encode(numbers(192), reach), near, torch.empty(192)) == 1
+
+
+def test_two_wrong_numbers_never_hide_each_other() -> None:
+    weights = _weights(4096, torch.device("cpu")).long()
+    assert len(set(weights.tolist())) == 4096
+    assert (weights % 2 == 1).all()
+    assert weights.min() > 0  # so that no two add up to 2^32
 
 
 def test_dithering_has_no_bias_and_rounding_has() -> None:

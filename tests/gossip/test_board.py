@@ -53,11 +53,29 @@ def test_what_is_lent_is_not_written_to() -> None:
     assert lent is not None
     for value in range(2, 9):
         show(board, torch.tensor([float(value)]))
+        board.correct(torch.tensor([0.0]))
     assert lent.item() == 1.0
     board.give_back()
     now = board.lend()
     assert now is not None
     assert now.item() == 8.0
+
+
+def test_what_is_lent_is_not_corrected() -> None:
+    board = Board(1)
+    show(board, torch.tensor([1.0]))
+    lent, blank = board.lend(), board.blank()
+    assert lent is not None
+    board.correct(torch.tensor([5.0]))  # while the trainer fills another copy
+    assert lent.item() == 1.0
+    board.give_back()
+    now = board.lend()
+    assert now is not None
+    assert now.item() == 6.0
+    assert now is not blank
+    newest = board.copy()
+    assert newest is not None
+    assert newest.item() == 6.0
 
 
 def test_two_threads() -> None:

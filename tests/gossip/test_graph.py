@@ -53,12 +53,17 @@ def test_what_they_look_like() -> None:
     assert degrees(RandomRegular(3), 20) == {3}
     assert degrees(RandomRegular(3), 9) == {4}  # nine members cannot have three neighbours each
     assert degrees(RandomRegular(5), 4) == {3}
+    assert degrees(RandomRegular(8), 10) == {8}  # hard to draw but for who is not a neighbour
+    assert degrees(RandomRegular(7), 10) == {7}
     assert RandomRegular(3, seed=1).neighbours(range(20)) != RandomRegular(3, seed=2).neighbours(range(20))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
 def test_known_contractions(size: int) -> None:
     assert contraction(Complete().neighbours(range(size))) == pytest.approx(1 / (size - 1))
+    if size == 16:  # the slowest models are +1, -1, +1, …: only two of seven neighbours are at an odd distance
+        assert contraction(Exponential().neighbours(range(16))) == pytest.approx(4 / 56 / 2)
+        assert contraction(Torus().neighbours(range(16))) == pytest.approx(2 / 32 / 2)
     if size > 2:  # eigenvalues of a circle: 2 - 2 cos(2 pi k / n)
         expected = (1 - math.cos(2 * math.pi / size)) / size
         assert contraction(Ring().neighbours(range(size))) == pytest.approx(expected)
@@ -120,8 +125,10 @@ def test_bad_files(tmp_path: Path, text: str | None, told: str) -> None:
 def test_bad_graphs() -> None:
     with pytest.raises(SettingError, match=r"falls into \[\[0, 1\], \[2, 3\]\], whose models would never meet"):
         Edges(((0, 1), (2, 3))).neighbours(range(4))
-    with pytest.raises(SettingError, match=r"no edge for members \[2\]"):
-        Edges(((0, 1),)).neighbours(range(3))
+    assert Edges(((0, 1),)).neighbours(range(3)) == {0: (1,), 1: (0,)}  # who is in no pair is left out
+    for graph in GRAPHS:
+        with pytest.raises(SettingError, match="at least two different members"):
+            graph.neighbours([])
     with pytest.raises(SettingError, match="at least two different members, not \\[4\\]; start more workers"):
         Complete().neighbours([4])
     with pytest.raises(SettingError, match="at least two different members"):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import SettingError
-from paceline.gossip.graph import Complete, Ring
+from paceline.gossip.graph import Complete, Edges, Ring
 from paceline.gossip.members import FAILURES, LONGEST_RETRY, Members, News, Patience, State
 
 
@@ -76,6 +76,8 @@ def test_who_does_not_answer_is_left_alone_for_a_while() -> None:
         waits.append(next(wait for wait in range(1, 100) if 3 in members.participants(now + wait + 0.1)))
     assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
     assert LONGEST_RETRY == 30
+    for _ in range(5000):  # for as long as a run may take
+        members.failed(3, now)
     members.answered(3)
     assert 3 in members.participants(now)
     assert members.silent() == []
@@ -94,11 +96,38 @@ def test_a_new_life_is_a_new_chance() -> None:
     assert members.examples == 70  # what was used was used
 
 
+def test_a_worker_that_comes_back_goes_on_counting() -> None:
+    members = Members(news(0, life=2, state=State.JOINING), Complete())
+    members.tell(examples=10)
+    assert members.own.examples == 10
+    members.hear([news(0, life=1, examples=500)])  # others remember what it did before
+    assert members.own.examples == 510
+    members.tell(examples=30)
+    assert members.own.examples == members.examples == 530
+    members.hear([news(0, life=1, examples=480)])
+    assert members.own.examples == 530
+
+
+def test_a_member_that_is_not_in_the_graph() -> None:
+    members = Members(news(0), Edges(((0, 1), (1, 2))))
+    members.hear([news(1), news(7)])
+    assert members.partner(0.0) == 1  # the stranger is left out
+    stranger = Members(news(7), Edges(((0, 1), (1, 2))))
+    stranger.hear([news(1), news(0)])
+    with pytest.raises(SettingError, match="member 7 is not in Edges"):
+        stranger.partner(0.0)
+    alone = Members(news(0), Edges(((0, 1), (1, 2))))
+    alone.hear([news(7)])
+    assert alone.partner(0.0) is None
+
+
 def test_of_two_with_the_same_number_the_earlier_stops() -> None:
     members = five()
-    members.hear([news(0, life=0, examples=5)])
-    with pytest.raises(SettingError, match="another worker has begun as member 0 at tcp://host-0"):
+    members.hear([news(0)])
+    with pytest.raises(SettingError, match="another worker has begun as member 0, at tcp://host-0"):
         members.hear([news(0, life=2)])
+    with pytest.raises(SettingError, match="another worker has begun as member 0, at tcp://elsewhere"):
+        members.hear([News(0, "tcp://elsewhere", 1, State.HERE, 0)])
 
 
 def test_news_spread() -> None:
@@ -125,4 +154,12 @@ def test_patience_is_learnt() -> None:
     assert patience.seconds == pytest.approx(6.0)
     for _ in range(64):
         patience.took(0.001)
+    assert patience.seconds == patience.least
+    for _ in range(3):
+        patience.failed()
+    assert patience.seconds == 8 * patience.least  # what takes longer than ever must not fail for ever
+    for _ in range(5000):
+        patience.failed()
+    assert patience.seconds == patience.most
+    patience.took(0.001)
     assert patience.seconds == patience.least

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ def test_long_vectors_lose_no_digits() -> None:
     exact = float(long.double().norm())
     assert float(norm([long[:11], long[11:]])) == pytest.approx(exact, rel=2e-5)
     assert sqnorm([long[:11], long[11:]]) == pytest.approx(exact * exact, rel=4e-5)
+    assert sqnorm([long[:11], long[11:]], double=True) == pytest.approx(exact * exact, rel=1e-10)
     gram = inner_products(torch.stack([long, -long]))
     assert gram[0, 1].item() == pytest.approx(-exact * exact, rel=4e-5)
 
@@ -64,7 +66,7 @@ def test_what_is_not_finite_shows(bad: float) -> None:
     assert not math.isfinite(sqnorm(numbers))
 
 
-@pytest.mark.parametrize("function", [norm, sqnorm])
+@pytest.mark.parametrize("function", [norm, sqnorm, partial(sqnorm, double=True)])
 def test_temporaries_are_short(function: Callable[[Iterable[torch.Tensor]], object]) -> None:
     tensors = [
         torch.ones(300, 100, 3, 3).to(memory_format=torch.channels_last),
