@@ -163,7 +163,7 @@ class World:
         return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=3000, deadline=None)
 @given(
     st.sampled_from(CODECS),
     st.integers(2, 4),
@@ -433,3 +433,27 @@ def test_an_answer_to_nothing_is_told_so() -> None:
     assert peer.receive(1, Wider(7, 32, answer=True), None, None, PATIENCE, 0.0) == []
     assert peer.receive(1, Commit(7, 32), None, None, PATIENCE, 0.0) == []
     assert peer.receive(1, Refuse(7), None, None, PATIENCE, 0.0) == []
+
+
+def test_an_answer_belongs_to_the_point_that_it_answers() -> None:
+    """A copy of the first proposal is answered while the initiator was asked for more bits."""
+    world = World(Lattice(4, block=64), 2, seed=0)
+    world.workers[1].model += 3.0
+    world.propose(0, 1)
+    world.settle()  # now lattices are coarse, since partners may be far away
+    peer, model = world.workers[0].peer, world.workers[0].model.float()
+    coarse = Points(Lattice(4, block=64), NUMBERS)
+    (first,) = peer.propose(1, model, PATIENCE, world.now)
+    (second,) = peer.receive(1, Wider(1, 16, answer=False), None, None, PATIENCE, world.now)
+    assert isinstance(first, Send)
+    assert isinstance(second, Send)
+    assert first.payload is not None
+    shown = torch.empty(NUMBERS)
+    assert Lattice(4, block=64).decode(first.payload, model, shown) == 0
+    theirs = model + 1.0
+    payload, _ = coarse.encode(theirs, 32, seed=0)
+    correct, commit, _ = peer.receive(1, Answer(1, 32, of=4, life=0), payload, None, PATIENCE, world.now)
+    assert isinstance(correct, Correct)
+    assert torch.equal(correct.change, (theirs - shown) / 2)
+    assert not torch.allclose(shown, model, atol=0.05)
+    assert commit == Send(1, Commit(1, 32))
