@@ -10,7 +10,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.records import Plan
 
-__all__ = ["Memory", "ran_out"]
+__all__ = ["Memory", "advise", "ran_out"]
 
 
 class Memory:
@@ -42,6 +42,15 @@ class Memory:
         )
         if torch.cuda.is_available():  # not exercised by the tests, which have no GPU
             torch.cuda.empty_cache()
+
+
+def advise(error: BaseException) -> None:
+    """Tell the user of a step that did not fit that there is a remedy."""
+    if ran_out(error):
+        error.add_note(
+            "Paceline can do a step that does not fit into the memory again in smaller pieces: put the whole body of "
+            "the loop over its micro-batches into `with step.attempt():`, or give Run a smaller micro"
+        )
 
 
 def ran_out(error: BaseException) -> bool:

@@ -31,7 +31,7 @@ from paceline.loop import Loop
 from paceline.lr import Constant
 from paceline.machinery import Machinery
 from paceline.measure import Measure
-from paceline.memory import Memory
+from paceline.memory import Memory, advise
 from paceline.order import Shuffle
 from paceline.planner import Cursor
 from paceline.probe import Example, Probe
@@ -275,6 +275,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None and not isinstance(error, Interrupted):
+            advise(error)
             self._loop.abandon()
             self.fleet.fail(error)
         self.close()

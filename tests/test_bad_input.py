@@ -41,7 +41,7 @@ class NoLength(Dataset[Any]):
     ("settings", "says"),
     [
         ({"micro": 0}, r"micro \(0\) must be at least 1"),
-        ({"batch": 0}, r"a batch of 0 is not possible"),
+        ({"batch": 0}, r"batch \(0\) must be a whole number of examples, at least 1"),
         ({"batch": True}, r"batch=True is neither a whole number nor a batch policy"),
         ({"batch": 8.0}, r"batch=8\.0 is neither a whole number nor a batch policy"),
         ({"batch": pl.batch.Fixed(8), "deadline": 0}, r"deadline \(0\) must be a positive number of seconds"),
@@ -66,7 +66,7 @@ def test_frozen_model() -> None:
 
 @pytest.mark.parametrize(
     ("stages", "says"),
-    [({5: 8}, "do not say how to begin"), ({0: 8, -1: 4}, "begins at -1"), ({0: 0}, "a batch of 0")],
+    [({5: 8}, "do not say how to begin"), ({0: 8, -1: 4}, "begins at -1"), ({0: 0}, r"batch \(0\) must be")],
 )
 def test_schedule(stages: dict[int, int], says: str) -> None:
     with pytest.raises(pl.SettingError, match=says):

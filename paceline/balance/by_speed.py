@@ -32,6 +32,8 @@ class BySpeed:
             worker has found out by running out of memory (``step.attempt``) counts, too.
         multiple: shares are multiples of it, but for one worker's: of the micro-batch, say.
         affine: fit the part of a step that does not depend on the share; otherwise time is taken as proportional to it.
+        memory: looks over which a speed is averaged, as long as it does not jump by a quarter or more; 1 for the last
+            alone.
         leave_out: give nothing to a worker that costs more time than it saves; otherwise that is only recorded.
     """
 
@@ -42,6 +44,7 @@ class BySpeed:
     most: int | Sequence[int] | None = None
     multiple: int = 1
     affine: bool = True
+    memory: int = 5
     leave_out: bool = False
 
     _models: list[SpeedModel] = field(init=False, repr=False, compare=False, default_factory=list)
@@ -59,6 +62,7 @@ class BySpeed:
         for name, value, smallest in (
             ("every", 1 if self.every is None else self.every, 1),
             ("multiple", self.multiple, 1),
+            ("memory", self.memory, 1),
             ("least", self.least, 0),
         ):
             if not isinstance(value, int) or value < smallest:
@@ -74,7 +78,7 @@ class BySpeed:
     @classmethod
     def per_epoch(cls) -> BySpeed:
         """DBS as published (Ye et al. 2020): shares in proportion to examples over seconds of the epoch before."""
-        return cls(every=None, dead_band=0.0, change=math.inf, affine=False)
+        return cls(every=None, dead_band=0.0, change=math.inf, affine=False, memory=1)
 
     @property
     def speeds(self) -> list[Speed]:
@@ -94,7 +98,7 @@ class BySpeed:
         """Note the seconds of a round, and look at the speeds if it is time."""
         notes = round.notes
         if len(self._models) != len(notes):
-            self._models = [SpeedModel(self.affine) for _ in notes]
+            self._models = [SpeedModel(self.affine, self.memory) for _ in notes]
             self._samples = [[] for _ in notes]
         if self.every is None and round.plan.epoch > self._epoch:
             self._epoch = round.plan.epoch
@@ -132,7 +136,7 @@ class BySpeed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._models = [SpeedModel(self.affine) for _ in state["models"]]
+        self._models = [SpeedModel(self.affine, self.memory) for _ in state["models"]]
         for model, each in zip(self._models, state["models"], strict=True):
             model.load_state_dict(each)
         self._speeds = [Speed(*speed) for speed in state["speeds"]]
@@ -149,7 +153,7 @@ class BySpeed:
             return
         for model, seen in zip(self._models, found, strict=True):
             if seen is not None:
-                model.add(seen.examples, seen.seconds, usual=batch / len(self._models))
+                model.add(seen.examples, seen.seconds, batch / len(self._models), seen.error)
         # What could be noise is no reason to change anything.
         band = min(max([self.dead_band, *(2 * seen.error for seen in found if seen is not None)]), 0.9)
         speeds = [model.speed for model in self._models]

@@ -103,9 +103,9 @@ def _check(total: int, speeds: Sequence[Speed], lower: Sequence[int], upper: Seq
     if multiple < 1:
         raise SettingError(f"shares cannot be multiples of {multiple}; it must be at least 1")
     if sum(lower) > total or any(low > high for low, high in zip(lower, upper, strict=True)):
-        raise SettingError(f"{total} examples are too few for shares of at least {list(lower)}; lower the least share")
+        raise SettingError(f"{total} examples are too few for shares of at least {list(lower)}; lower least")
     if sum(upper) < total:
         raise SettingError(
             f"{total} examples are more than all workers can take together ({list(upper)}); lower the batch, or raise "
-            "the largest shares"
+            "most"
         )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paceline.balance.solver import Speed
 
-__all__ = ["SpeedModel", "Typical", "typical"]
+__all__ = ["SpeedModel", "Sums", "Typical", "typical", "worth_of"]
 
 OUTLIER = 2.0  # times the median seconds for an example, up or down
-DIFFERENT = 0.05  # sizes that differ by less say nothing about what an example takes
-NEWEST = 0.5  # what the newest pair of sizes counts in what the fixed part is worth
+DIFFERENT = 0.05  # sizes that differ by less, as a part of them, say nothing about what an example takes
+JUMP = 0.25  # by what part a speed must change at once to be another one
+DRIFT = 0.03  # by what part a speed changes from look to look without a reason
+FORGET = 0.9  # what an older pair of sizes counts against a newer one
+DOUBT = 2.0  # how much pairs must say, as (x / error)², to outweigh that time is proportional to examples
 MOST_WORTH = 31.0  # usual shares that the fixed part of a step may be worth: with more, no share would help
 
 
@@ -38,45 +42,93 @@ def typical(samples: Sequence[tuple[float, float]]) -> Typical | None:
     return Typical(statistics.fmean(one[0] for one in near), statistics.fmean(one[1] for one in near), error)
 
 
-class SpeedModel:
-    """Seconds of a step of n examples: a + c n.
+def worth_of(slope: float, low: float, high: float, most: float) -> float:
+    """What the fixed part of a step is worth, r = a / c examples, by how much longer more examples take.
 
-    The line goes through what was seen last, so that a worker whose speed changes is known at once. What the fixed part
-    is worth, r = a / c examples, comes from pairs of neighbouring plans with different sizes, as a moving average;
-    until there was one, nothing: time is then proportional to examples. A worker that slows down keeps its r.
+    ``slope`` is log(t_high / t_low) / log(high / low), with the seconds t = c (r + n) of n = ``low`` and ``high``
+    examples: 1 if time is proportional to examples, 0 if they make no difference. At most ``most``.
+    """
+    if slope >= 1:
+        return 0.0
+    least, largest = 0.0, most
+    for _ in range(60):
+        middle = (least + largest) / 2
+        if math.log((middle + high) / (middle + low)) > slope * math.log(high / low):
+            least = middle
+        else:
+            largest = middle
+    return largest
+
+
+class SpeedModel:
+    """Seconds of a step of n examples: c (r + n), with the fixed part counted in examples, r = a / c.
+
+    c is the mean over the last ``memory`` looks, so that noise does not move shares, unless it jumps: then what was
+    before is forgotten, and a worker that has become slower is known at once. r comes from how much longer the steps
+    of neighbouring plans took that had more examples, where that says more than noise; until then time is taken as
+    proportional to examples. A worker that slows down keeps its r.
     """
 
-    def __init__(self, affine: bool = True) -> None:
-        self._affine = affine
-        self._last: tuple[float, float] | None = None
-        self._worth: float | None = None
+    def __init__(self, affine: bool = True, memory: int = 5) -> None:
+        self._affine, self._memory = affine, memory
+        self._looks: list[tuple[float, float, float]] = []
+        self._sums = Sums()
+        self._worth = 0.0
 
     @property
     def speed(self) -> Speed | None:
         """The present one; None before anything was seen."""
-        if self._last is None:
+        if not self._looks:
             return None
-        examples, seconds = self._last
-        worth = self._worth or 0.0
-        each = seconds / (worth + examples)
-        return Speed(worth * each, each)
+        each = math.exp(statistics.fmean(map(self._level, self._looks)))
+        return Speed(self._worth * each, each)
 
-    def add(self, examples: float, seconds: float, usual: float) -> None:
-        """Learn from the steps of one plan; ``usual`` is what an average worker has to do."""
-        if self._last is not None and self._affine:
-            before, took = self._last
-            if abs(examples - before) > DIFFERENT * before:
-                each = (seconds - took) / (examples - before)
-                most = MOST_WORTH * usual
-                worth = min(max(seconds / each - examples, 0.0), most) if each > 0 else most
-                self._worth = worth if self._worth is None else self._worth + NEWEST * (worth - self._worth)
-        self._last = examples, seconds
+    def add(self, examples: float, seconds: float, usual: float, error: float = 0.0) -> None:
+        """Learn from the steps of one plan, and the standard ``error`` of the seconds, as a part of them.
+
+        ``usual`` is what an average worker has to do.
+        """
+        new = examples, seconds, error
+        if self._looks and self._affine:
+            self._compare(self._looks[-1], new, MOST_WORTH * usual)
+        level = self._level(new)
+        jumped = self._looks and abs(level - statistics.fmean(map(self._level, self._looks))) > JUMP
+        self._looks = [new] if jumped else [*self._looks, new][-self._memory :]
+
+    def _compare(self, old: tuple[float, float, float], new: tuple[float, float, float], most: float) -> None:
+        more, longer = math.log(new[0] / old[0]), math.log(new[1] / old[1])
+        if abs(more) < DIFFERENT or not min(more, 0.0) - JUMP <= longer <= max(more, 0.0) + JUMP:
+            return  # too near to tell anything, or another speed altogether
+        weight = 1.0 / (old[2] ** 2 + new[2] ** 2 + DRIFT**2)
+        found = weight * more * more, weight * more * longer, *(weight * math.log(n) for n in sorted((old[0], new[0])))
+        self._sums = sums = Sums(
+            *(FORGET * before + now for before, now in zip(self._sums, (weight, *found), strict=True))
+        )
+        slope = (DOUBT + sums.product) / (DOUBT + sums.square)
+        low, high = math.exp(sums.low / sums.weight), math.exp(sums.high / sums.weight)
+        self._worth = worth_of(slope, low, high, most)
+
+    def _level(self, look: tuple[float, float, float]) -> float:
+        return math.log(look[1] / (self._worth + look[0]))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"last": self._last, "worth": self._worth}
+        return {"looks": self._looks, "sums": tuple(self._sums), "worth": self._worth}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._last = None if state["last"] is None else tuple(state["last"])
-        self._worth = state["worth"]
+        self._looks = [(examples, seconds, error) for examples, seconds, error in state["looks"]]
+        self._sums, self._worth = Sums(*state["sums"]), state["worth"]
+
+
+class Sums(NamedTuple):
+    """Over pairs of neighbouring looks, with x and y the logarithms of the ratios of examples and of seconds."""
+
+    weight: float = 0.0
+    square: float = 0.0
+    """Of x."""
+    product: float = 0.0
+    """Of x and y."""
+    low: float = 0.0
+    """Logarithm of the smaller number of examples."""
+    high: float = 0.0

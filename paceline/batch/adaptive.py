@@ -135,8 +135,8 @@ class Adaptive(ABC):
 
     def _check(self) -> None:
         name = type(self).__name__
-        check_size(self.start)
-        check_size(self.limit)
+        check_size(f"{name}: start", self.start)
+        check_size(f"{name}: limit", self.limit)
         if self.limit < self.start:
             raise SettingError(f"{name}: limit ({self.limit}) is below start ({self.start}); it must be at least that")
         for what, value in (("every", self.every), ("multiple", self.multiple)):

@@ -30,7 +30,7 @@ class Fixed:
     examples: int
 
     def __post_init__(self) -> None:
-        check_size(self.examples)
+        check_size("batch", self.examples)
 
     def size(self, progress: Progress) -> int:
         """The fixed size."""
@@ -50,7 +50,7 @@ class Schedule:
         for begin, examples in self.stages.items():
             if begin < 0:
                 raise SettingError(f"a stage begins at {begin} examples; it must be 0 or more")
-            check_size(examples)
+            check_size("batch", examples)
         object.__setattr__(self, "stages", dict(sorted(self.stages.items())))
 
     def size(self, progress: Progress) -> int:
@@ -58,7 +58,7 @@ class Schedule:
         return [examples for begin, examples in self.stages.items() if begin <= progress.examples][-1]
 
 
-def check_size(examples: int) -> None:
+def check_size(what: str, examples: int) -> None:
     """Refuse what is not a number of examples."""
     if not isinstance(examples, int) or isinstance(examples, bool) or examples < 1:
-        raise SettingError(f"a batch of {examples!r} is not possible; it must be a whole number of at least 1")
+        raise SettingError(f"{what} ({examples!r}) must be a whole number of examples, at least 1")

@@ -27,8 +27,8 @@ class GrowthSchedule:
     limit: int
 
     def __post_init__(self) -> None:
-        check_size(self.start)
-        check_size(self.limit)
+        check_size("GrowthSchedule: start", self.start)
+        check_size("GrowthSchedule: limit", self.limit)
         if self.limit < self.start:
             raise SettingError(f"GrowthSchedule: limit ({self.limit}) is below start ({self.start})")
         if not self.factor > 1:

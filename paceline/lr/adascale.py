@@ -54,7 +54,7 @@ class AdaScale:
     _example_weight: float = field(init=False, repr=False, compare=False, default=1.0)
 
     def __post_init__(self) -> None:
-        check_size(self.base)
+        check_size("AdaScale: base", self.base)
         if self.smoothing is not None and not 0 <= self.smoothing < 1:
             raise SettingError(f"AdaScale: smoothing ({self.smoothing}) must be at least 0 and below 1")
         if not 0 < self.power <= 1:

@@ -18,7 +18,7 @@ class Linear:
     base: int
 
     def __post_init__(self) -> None:
-        check_size(self.base)
+        check_size("Linear: base", self.base)
 
     def factor(self, progress: Progress, batch: int) -> float:
         """Batch over base."""
@@ -32,7 +32,7 @@ class SquareRoot:
     base: int
 
     def __post_init__(self) -> None:
-        check_size(self.base)
+        check_size("SquareRoot: base", self.base)
 
     def factor(self, progress: Progress, batch: int) -> float:
         """The root of batch over base."""

@@ -209,6 +209,22 @@ def test_what_cannot_be_attempted_again(pool: Pool, error: Exception, wrap: bool
         assert told.startswith(words)
 
 
+def fail_with(error: Exception) -> None:
+    model = nn.Linear(6, 3)
+    with pl.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), data(LENGTH), batch=4) as run:
+        for step in run.steps(steps=1):
+            for _ in step:
+                raise error
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), MemoryError(), ValueError("no memory of that")])
+def test_who_does_not_attempt_is_told_of_it(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        fail_with(error)
+    told = [note for note in getattr(raised.value, "__notes__", []) if "put the whole body" in note]
+    assert len(told) == (0 if isinstance(error, ValueError) else 1)
+
+
 def in_two_parts(folder: str, resumed: bool) -> tuple[Any, Any]:
     """The state of the balance where a run is saved, or where it goes on."""
     model = mlp(dtype=torch.float64)
