@@ -251,6 +251,7 @@ class Peer:
             return [*actions, Send(state.partner, Abort(state.exchange)), *self._end(Outcome.TIMED_OUT)]
         if state.asked == ASKS:
             state.until = now + SELDOM * state.patience
+            state.model = state.theirs = torch.empty(0)  # only what to move by is needed from now on
             self._unsure = [*self._unsure, state][-UNSURE:]
             return [*actions, *self._end(Outcome.UNKNOWN)]
         state.asked += 1
