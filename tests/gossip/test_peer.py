@@ -163,15 +163,31 @@ class World:
         return found
 
 
-@settings(max_examples=3000, deadline=None)
-@given(
+schedules = given(
     st.sampled_from(CODECS),
     st.integers(2, 4),
     st.integers(0, 10**6),
     st.lists(st.sampled_from("ttppppddddddddrlsx"), max_size=120),
     st.booleans(),
 )
+
+
+@settings(max_examples=1000, deadline=None)
+@schedules
 def test_any_schedule(codec: Identity | Lattice, size: int, seed: int, schedule: list[str], deaths: bool) -> None:
+    follow(codec, size, seed, schedule, deaths)
+
+
+@pytest.mark.slow
+@settings(max_examples=20_000, deadline=None)
+@schedules
+def test_any_of_many_schedules(
+    codec: Identity | Lattice, size: int, seed: int, schedule: list[str], deaths: bool
+) -> None:
+    follow(codec, size, seed, schedule, deaths)
+
+
+def follow(codec: Identity | Lattice, size: int, seed: int, schedule: list[str], deaths: bool) -> None:
     world = World(codec, size, seed)
     chance = world.chance
     for what in schedule:
