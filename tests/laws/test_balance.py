@@ -73,13 +73,13 @@ def trained(balance: BySpeed, role: Any = None, momentum: float = 0.9) -> tuple[
 @pytest.mark.parametrize("every", [1, 2])
 def test_shares_that_change_all_the_time_equal_one_process(pool: Pool, every: int) -> None:
     [(expected, _)] = pool.run(1, trained, BySpeed())
-    found = pool.run(3, trained, BySpeed(every=every, dead_band=0.0))
+    found = pool.run(3, trained, BySpeed(every=every, dead_band=0.0, memory=1))
     for parameters, shares in found:
         assert shares == found[0][1]
         assert torch.equal(parameters, found[0][0])
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
     shares = [counts for counts in found[0][1] if sum(counts) == BATCH]
-    assert len(set(shares)) > 2
+    assert len(set(shares)) > 1
     assert shares[0] == (8, 8, 8)
     # About 14, 7 and 3, on average: a machine that is busy with something else may upset single steps.
     fast, middle, slow = (sum(column) for column in zip(*shares[len(shares) // 2 :], strict=True))
@@ -89,10 +89,10 @@ def test_shares_that_change_all_the_time_equal_one_process(pool: Pool, every: in
 def test_local_sgd_weighs_shares_by_examples(pool: Pool) -> None:
     """With one step in a round, and no momentum, the average of models is that of gradients."""
     [(expected, _)] = pool.run(1, trained, BySpeed(), None, 0.0)
-    found = pool.run(3, trained, BySpeed(every=1, dead_band=0.0), sync.LocalSGD(1), 0.0)
+    found = pool.run(3, trained, BySpeed(every=1, dead_band=0.0, memory=1), sync.LocalSGD(1), 0.0)
     for parameters, shares in found:
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
-        assert len(set(shares)) > 2
+        assert len(set(shares)) > 1
 
 
 def short_of_memory(balance: Any, record_in: str) -> tuple[Tensor, Any, list[str]]:
