@@ -27,8 +27,6 @@ class Board:
         self._pending = torch.zeros(numel)
         self._taken = torch.zeros(numel)
         self._waiting = 0
-        self.version = 0
-        """Of the model that is shown: it grows with every one."""
 
     def blank(self) -> Tensor:
         """For the trainer: where to write the next copy to."""
@@ -43,7 +41,6 @@ class Board:
             if self._waiting:
                 model += self._pending
             self._shown, self._filled = model, None
-            self.version += 1
 
     def take(self) -> Tensor | None:
         """For the trainer: what is to be added to the model now; None if nothing has come. Valid until the next."""

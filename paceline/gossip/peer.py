@@ -13,135 +13,34 @@ without being asked for, and none counts twice.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
+from paceline.gossip.messages import (
+    Abort,
+    Action,
+    Answer,
+    Ask,
+    Commit,
+    Correct,
+    Ended,
+    Message,
+    Outcome,
+    Propose,
+    Refuse,
+    Send,
+    Wider,
+)
 from paceline.gossip.points import Points
 
-__all__ = [
-    "Abort",
-    "Action",
-    "Answer",
-    "Ask",
-    "Commit",
-    "Correct",
-    "Ended",
-    "Message",
-    "Outcome",
-    "Peer",
-    "Propose",
-    "Refuse",
-    "Send",
-    "Wider",
-]
+__all__ = ["Peer"]
 
 ASKS = 4  # questions after a decision that has not come, each after the same time; then one is free for others
 SELDOM = 8  # times the patience between two questions after that
 UNSURE = 4  # exchanges whose decision may be open at once, beside the present one: each takes as much as a model
 REMEMBERED = 8  # decisions for each partner that it may still ask for
-
-
-class Propose(msgspec.Struct, frozen=True, tag=True):
-    """Let us average; the payload is my point."""
-
-    exchange: int
-    bits: int
-
-
-class Answer(msgspec.Struct, frozen=True, tag=True):
-    """I have your point; the payload is mine."""
-
-    exchange: int
-    bits: int
-    of: int
-    """The bits of the point that it answers."""
-    life: int
-    """Of who answers."""
-
-
-class Wider(msgspec.Struct, frozen=True, tag=True):
-    """You are too far away for so few bits; show it again with more."""
-
-    exchange: int
-    bits: int
-    answer: bool
-    """Whether it is the answer that is to be shown again, or the proposal."""
-
-
-class Refuse(msgspec.Struct, frozen=True, tag=True):
-    """Not now: I am busy, or have nothing to show."""
-
-    exchange: int
-
-
-class Commit(msgspec.Struct, frozen=True, tag=True):
-    """I have moved by the point that you have shown in so many bits; do so, too."""
-
-    exchange: int
-    bits: int
-
-
-class Abort(msgspec.Struct, frozen=True, tag=True):
-    """I have not moved and will not; neither must you."""
-
-    exchange: int
-
-
-class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Have you moved?"""
-
-    exchange: int
-    life: int
-    """Of who asks: in another life it has not answered."""
-
-
-Message = Propose | Answer | Wider | Refuse | Commit | Abort | Ask
-
-
-class Send(NamedTuple):
-    """Send a message."""
-
-    to: int
-    message: Message
-    payload: Tensor | None = None
-
-
-class Correct(NamedTuple):
-    """Add this to the model between two steps."""
-
-    change: Tensor
-
-
-class Outcome(enum.Enum):
-    """How an exchange ended for this worker."""
-
-    DONE = "done"
-    REFUSED = "refused"
-    TIMED_OUT = "timed out"
-    """Nothing has moved here."""
-    WITHDRAWN = "withdrawn"
-    """For the partner's own proposal, which came at the same time."""
-    UNKNOWN = "unknown"
-    """The partner, who decides, does not say: nothing has moved here yet, maybe there."""
-    LATE = "late"
-    """What was unknown was done at last."""
-
-
-class Ended(NamedTuple):
-    """An exchange is over, and this worker is free for another."""
-
-    partner: int
-    outcome: Outcome
-    bits: int = 0
-    """That it took; 0 if it came to nothing."""
-
-
-Action = Send | Correct | Ended
 
 
 @dataclass

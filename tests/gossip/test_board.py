@@ -43,7 +43,6 @@ def test_a_correction_between_taking_and_showing() -> None:
     taken = board.take()
     assert taken is not None
     assert taken.item() == 1.0
-    assert board.version == 2
 
 
 def test_what_is_lent_is_not_written_to() -> None:

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.codec import Identity, Lattice
-from paceline.gossip.peer import (
-    ASKS,
-    SELDOM,
+from paceline.gossip.messages import (
     Abort,
     Action,
     Answer,
@@ -24,12 +22,12 @@ from paceline.gossip.peer import (
     Correct,
     Ended,
     Outcome,
-    Peer,
     Propose,
     Refuse,
     Send,
     Wider,
 )
+from paceline.gossip.peer import ASKS, SELDOM, Peer
 from paceline.gossip.points import Points
 
 NUMBERS = 64
