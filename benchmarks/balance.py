@@ -2,9 +2,10 @@
 
 Workers of the lab train the small ResNet on CIFAR-10 (or another task) for some seconds with each balance. ``uneven``:
 1, 0.5 and 0.25 cores. ``disturbed``: three equal workers, of which one has half of its processor for 30 seconds.
-``even``: two equal workers, where there is nothing to gain. Beside them all workers train alone at the same time,
-without any communication: efficiency is examples per second over the sum of theirs. Needs what ``paceline lab`` needs,
-and ``PACELINE_DATA``.
+``even``: two equal workers, where there is nothing to gain. Before and after each training all workers train alone at
+the same time, without any communication: efficiency is examples per second over the sum of theirs. The machine itself
+changes its speed within minutes, so the efficiency that the run records, from the same seconds, is shown beside it.
+Needs what ``paceline lab`` needs, and ``PACELINE_DATA``.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ from paceline.roles import Balance, Sync
 
 LINK = Link(10**9, 10**9)
 SETTLED = 2  # looks after which shares must be right
-LOOK = 10  # steps
+PATIENCE = 120.0  # seconds for all workers to import what they need
 DISTURBED, UNDISTURBED = 60.0, 90.0  # seconds after the start of the workers
 
-BALANCES: dict[str, Callable[[], Balance]] = {
-    "even": pl.balance.Even,
-    "by speed": lambda: pl.balance.BySpeed(every=LOOK),
-    "per epoch": pl.balance.BySpeed.per_epoch,
+BALANCES: dict[str, Callable[[int], Balance]] = {
+    "even": lambda look: pl.balance.Even(),
+    "by speed": lambda look: pl.balance.BySpeed(every=look),
+    "per epoch": lambda look: pl.balance.BySpeed.per_epoch(),
 }
-SYNCS: dict[str, Callable[[], Sync]] = {
-    "all-reduce": pl.sync.AllReduce,
-    "local": lambda: pl.sync.LocalSGD(LOOK // 2),
+SYNCS: dict[str, Callable[[int], Sync]] = {
+    "all-reduce": lambda look: pl.sync.AllReduce(),
+    "local": lambda look: pl.sync.LocalSGD(max(1, look // 2)),
 }
 METHODS = [f"{sync}, {balance}" for sync in SYNCS for balance in BALANCES]
 
@@ -70,10 +71,13 @@ def worker(method: str, folder: Path, options: argparse.Namespace) -> None:
     if method == "alone":
         os.environ["WORLD_SIZE"] = "1"
     sync, _, balance = method.partition(", ")
-    roles: dict[str, Any] = {"sync": SYNCS[sync](), "balance": BALANCES[balance]()} if balance else {}
+    look = options.look
+    roles: dict[str, Any] = {"sync": SYNCS[sync](look), "balance": BALANCES[balance](look)} if balance else {}
     batch = options.batch if balance else options.batch // options.workers
     recorders = [record.JsonLines(folder / "events.jsonl")] if balance and rank == 0 else []
-    with pl.Run(model, optimizer, dataset, batch=batch, record=recorders, **roles) as run:
+    if not balance:
+        wait_for_all(folder, rank, options.workers)
+    with pl.Run(model, optimizer, dataset, batch=batch, micro=options.micro or None, record=recorders, **roles) as run:
         began = time.monotonic()
         for step in run.steps(steps=10**9):
             optimizer.zero_grad()
@@ -87,12 +91,23 @@ def worker(method: str, folder: Path, options: argparse.Namespace) -> None:
         (folder / f"alone-{rank}.json").write_text(json.dumps(run.progress.examples / seconds))
 
 
-def train(method: str, options: argparse.Namespace) -> tuple[list[StepDone], list[float], float]:
+def wait_for_all(folder: Path, rank: int, workers: int) -> None:
+    """Workers that train alone begin together, too."""
+    (folder / f"ready-{rank}").touch()
+    end = time.monotonic() + PATIENCE
+    while len(list(folder.glob("ready-*"))) < workers:
+        if time.monotonic() > end:
+            raise TimeoutError(f"not all of {workers} workers were there after {PATIENCE:g} s")
+        time.sleep(0.01)
+
+
+def train(method: str, seconds: float, options: argparse.Namespace) -> tuple[list[StepDone], list[float], float]:
     """The steps of a training in the lab, or each worker's examples per second alone; and when the workers began."""
     with tempfile.TemporaryDirectory() as place, Lab(cluster(options.cluster)) as lab:
         folder = Path(place)
         command = [sys.executable, "-m", "benchmarks.balance", "--worker", place, "--method", method]
-        for name in ("cluster", "task", "model", "batch", "seconds", "examples", "workers"):
+        command += ["--seconds", str(seconds)]
+        for name in ("cluster", "task", "model", "batch", "micro", "look", "examples", "workers"):
             command += [f"--{name}", str(getattr(options, name))] if getattr(options, name) else []
         said: list[str] = []
         began = time.time()
@@ -109,18 +124,21 @@ def look_at(steps: Sequence[StepDone], possible: float) -> dict[str, Any]:
     """What a stretch of steps came to, by the wall clock; ``possible`` are the examples per second of all, alone."""
     seconds = sum(step.seconds for step in steps)
     workers = range(len(steps[0].counts))
+    speed = sum(sum(step.counts) for step in steps) / seconds
+    known = [(step.efficiency, step.seconds) for step in steps if step.efficiency is not None]
     return {
-        "efficiency": round(sum(sum(step.counts) for step in steps) / seconds / possible, 3),
-        "recorded_efficiency": round(sum(step.seconds * (step.efficiency or 0.0) for step in steps) / seconds, 3),
+        "examples_per_second": round(speed, 1),
+        "efficiency": round(speed / possible, 3),
+        "recorded_efficiency": round(sum(each * t for each, t in known) / sum(t for _, t in known), 3),
         "waiting": [round(sum(step.wait_seconds[rank] for step in steps) / seconds, 3) for rank in workers],
         "shares": [round(steps[-1].counts[rank] / steps[-1].steps, 1) for rank in workers],
         "seconds": round(seconds, 1),
     }
 
 
-def stretches(name: str, steps: list[StepDone], began: float) -> dict[str, tuple[list[StepDone], float]]:
+def stretches(name: str, look: int, steps: list[StepDone], began: float) -> dict[str, tuple[list[StepDone], float]]:
     """The parts of a training that are told apart: two looks after every change, with the part of the processors."""
-    skip = SETTLED * LOOK // steps[0].steps
+    skip = SETTLED * look // steps[0].steps
     if name != "disturbed":
         return {"before the first look": (steps[: skip // SETTLED], 1.0), "settled": (steps[skip:], 1.0)}
     found = {}
@@ -133,6 +151,11 @@ def stretches(name: str, steps: list[StepDone], began: float) -> dict[str, tuple
     return found
 
 
+def alone(options: argparse.Namespace) -> float:
+    """The examples per second of all workers together when each trains for itself."""
+    return sum(train("alone", options.alone, options)[1])
+
+
 def main() -> None:
     """Measure all methods, one after the other, as often as asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -143,8 +166,11 @@ def main() -> None:
     parser.add_argument("--task", default="cifar10")
     parser.add_argument("--model", default=None)
     parser.add_argument("--batch", type=int, default=96, help="of all workers together")
+    parser.add_argument("--micro", type=int, default=0, help="the most that a worker takes at once; 0: its share")
+    parser.add_argument("--look", type=int, default=10, help="steps between two looks at the speeds")
     parser.add_argument("--examples", type=int, default=4800, help="of one epoch")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--alone", type=float, default=20.0, help="seconds of training alone before and after each")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
     if options.worker:
@@ -152,17 +178,24 @@ def main() -> None:
         return
     if lacks := missing():
         raise SystemExit(f"the lab cannot work here: {'; '.join(lacks)}")
+    if options.cluster == "disturbed" and options.seconds < UNDISTURBED + 20:
+        raise SystemExit(f"the disturbance ends after {UNDISTURBED:g} s; give --seconds 125 or more")
     options.workers = len(cluster(options.cluster).workers)
     rows: list[dict[str, Any]] = []
+    before = alone(options)
     for number in range(options.rounds):
-        _, alone, _ = train("alone", options)
-        print(f"round {number}, alone: {[round(each, 1) for each in alone]} examples/s", flush=True)
         for method in options.methods or METHODS:
-            steps, _, began = train(method, options)
-            parts = stretches(options.cluster, steps, began).items()
-            found = {what: look_at(some, sum(alone) * part) for what, (some, part) in parts if some}
-            rows.append({"round": number, "method": method, **found})
-            print(f"round {number}, {method}: {found}", flush=True)
+            steps, _, began = train(method, options.seconds, options)
+            after = alone(options)
+            possible = (before + after) / 2
+            look = options.examples // options.batch if method.endswith("per epoch") else options.look
+            parts = stretches(options.cluster, look, steps, began).items()
+            found = {what: look_at(some, possible * part) for what, (some, part) in parts if some}
+            rows.append({"round": number, "method": method, "alone": [before, after], **found})
+            print(f"round {number}, {method}, alone {before:.1f} and {after:.1f} examples/s", flush=True)
+            for what, row in found.items():
+                print(f"    {what}: {row}", flush=True)
+            before = after
     bench.report(f"balance-{options.cluster}", {"options": vars(options), "rows": rows})
 
 

@@ -41,6 +41,13 @@ class Clock:
         self.exchange += self._lap()
         self.between, self._free = self._mark - self._free, self._mark
 
+    def exchanged_more(self) -> None:
+        """One more exchange of the same step is over: it lengthens the first one."""
+        lap = self._lap()
+        self.exchange += lap
+        self.between += lap
+        self._free = self._mark
+
     def rested(self) -> None:
         """Something else in the loop's body has run: the optimizer, say."""
         self._lap()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -111,16 +111,17 @@ class Loop:
             future = partial(self._foresee_draws, hand, self._drawn + 1)
             return Step(self._parts, draw(hand, self._drawn), False, future)
         plan = self.plan(self.cursor, goal)
-        if self._batch_norm and max(plan.counts) - min(plan.counts) > 1:
-            self._warn_of_batch_norm(plan)
+        self._mind_batch_norm(plan.counts)
         self._after = after = advance(self.cursor, plan, self._run.lengths)
         return Step(self._parts, plan, after.progress.epoch > plan.epoch, partial(self._foresee, after, goal))
 
-    def _warn_of_batch_norm(self, plan: Plan) -> None:
+    def _mind_batch_norm(self, counts: Sequence[int]) -> None:
+        if not self._batch_norm or max(counts) - min(counts) <= 1:
+            return
         layer, self._batch_norm = self._batch_norm, ""
         if self._run.fleet.rank == 0:
             warnings.warn(
-                f"{layer} takes its statistics over each worker's own examples, which are {list(plan.counts)} now: the "
+                f"{layer} takes its statistics over each worker's own examples, which are {list(counts)} now: the "
                 "result depends on who takes how many. GroupNorm or LayerNorm does not",
                 stacklevel=4,
             )
@@ -135,6 +136,7 @@ class Loop:
             size, left = run.batch.size(progress), goal.left(progress)
             self.hand = deal(self.cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left)
             self._drawn = 0
+            self._mind_batch_norm(self.hand.sizes)
         return self.hand
 
     def wishes(self) -> tuple[float, float]:

@@ -98,7 +98,10 @@ class Note(msgspec.Struct, frozen=True):
     compute_seconds: float = 0.0
     """Time spent in the body of the loop, communication left out."""
     busy_seconds: float = 0.0
-    """Everything between the end of the last exchange and the start of this one."""
+    """Everything between the end of the last exchange and the start of this one, but for the wait; 0 if not known.
+
+    Where exchanges are in the background: this worker's own work in the steps of the round.
+    """
     blocked_seconds: float = 0.0
     """Time that it stood still for the exchange before this one, where exchanges are in the background."""
     steps: float = 1.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.errors import SettingError
+from typing import Protocol, runtime_checkable
 
-__all__ = ["check_roles"]
+from paceline.errors import SettingError
+from paceline.roles import Balance
+
+__all__ = ["check_limit", "check_roles"]
 
 # Of each role a method that every object for it must have, and an example of one.
 METHODS = {
@@ -25,3 +28,16 @@ def check_roles(roles: dict[str, object]) -> None:
         if not callable(getattr(role, method, None)):
             hint = "; the learning rate itself belongs to the optimizer" if name == "lr" else ""
             raise SettingError(f"{name}={role!r} has no method {method}; give an object such as pl.{example}{hint}")
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """A batch that may grow."""
+
+    limit: int
+
+
+def check_limit(batch: object, balance: Balance, workers: int, examples: int) -> None:
+    """A batch that grows must be one that can be split when it has grown: an error now instead of hours later."""
+    if batch is not balance and isinstance(batch, Growing):
+        balance.split(min(batch.limit, examples), workers)

@@ -38,7 +38,7 @@ from paceline.probe import Example, Probe
 from paceline.probe.units import Unit
 from paceline.records import Plan, Progress
 from paceline.replica import Replica
-from paceline.role_check import check_roles
+from paceline.role_check import check_limit, check_roles
 from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
@@ -119,6 +119,7 @@ class Run:
             self.lengths = tuple(map(int, gathered)) if local_data else (length,)
             self._loop = Loop(self)
             first = self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now
+            check_limit(self.batch, balance, self.fleet.size, sum(self.lengths))
             probe, updated = self.probe, {id(p) for group in optimizer.param_groups for p in group["params"]}
             needs = self._needs(probe.unit, first)
             probe.attach(self._replica.module, self._replica.parameters, needs, updated)

@@ -257,7 +257,7 @@ class Step:
                 coordinates = parts.measure.coordinates(stats, scale, self.index)
                 if parts.measure.bytes_sent:
                     parts.sync.bytes_sent += parts.measure.bytes_sent
-                    parts.clock.exchanged()
+                    parts.clock.exchanged_more()
             self.round = Round(plan=plan, notes=notes, stats=stats, coordinates=coordinates)
             self._loss = self.round.loss
         else:

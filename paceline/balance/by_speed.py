@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from paceline.balance.even import Even
-from paceline.balance.solver import Speed, equal_finish, makespan
+from paceline.balance.solver import Speed, equal_finish, finish, makespan
 from paceline.balance.speed import SpeedModel, typical
 from paceline.errors import SettingError
-from paceline.records import Round
+from paceline.records import Note, Round
 
 __all__ = ["BySpeed"]
 
@@ -25,8 +25,9 @@ class BySpeed:
 
     Args:
         every: steps from one look at the speeds to the next; None for one look after every epoch.
-        dead_band: shares change only if the step is predicted to become shorter by more than this part.
-        change: the largest factor by which one look changes a share; 1.5 is half more.
+        dead_band: shares change only if the step is predicted to become shorter by more than this part, and by more
+            than the noise; with 0, for any gain.
+        change: the largest factor by which one look changes a share; 1.5 is half more. One example is always allowed.
         least: the smallest share of a worker.
         most: the largest share of each worker, where memory is short; one number for all, or one for each. What a
             worker has found out by running out of memory (``step.attempt``) counts, too.
@@ -34,7 +35,8 @@ class BySpeed:
         affine: fit the part of a step that does not depend on the share; otherwise time is taken as proportional to it.
         memory: looks over which a speed is averaged, as long as it does not jump by a quarter or more; 1 for the last
             alone.
-        leave_out: give nothing to a worker that costs more time than it saves; otherwise that is only recorded.
+        leave_out: give nothing to a worker that costs more time than it saves; otherwise that is only recorded. In
+            rounds of seconds nobody waits for it, and it goes on with single examples.
     """
 
     every: int | None = 20
@@ -53,6 +55,7 @@ class BySpeed:
     _learnt: list[int] = field(init=False, repr=False, compare=False, default_factory=list)
     _burdens: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
     _remarks: list[str] = field(init=False, repr=False, compare=False, default_factory=list)
+    _told_of_least: bool = field(init=False, repr=False, compare=False, default=False)
     _steps: int = field(init=False, repr=False, compare=False, default=0)
     _batch: int = field(init=False, repr=False, compare=False, default=0)
     _looked: int = field(init=False, repr=False, compare=False, default=0)
@@ -71,13 +74,18 @@ class BySpeed:
             raise SettingError(f"BySpeed: dead_band ({self.dead_band}) must be at least 0 and below 1")
         if not self.change > 1:
             raise SettingError(f"BySpeed: change ({self.change}) must be above 1, or no share could ever change")
+        if isinstance(self.most, str) or not isinstance(self.most, int | Sequence | None):
+            raise SettingError(f"BySpeed: most ({self.most!r}) must be a whole number, or one for each worker")
         caps = [self.most] if isinstance(self.most, int) else list(self.most or [])
-        if any(cap < max(1, self.least) for cap in caps):
+        if any(not isinstance(cap, int) or cap < max(1, self.least) for cap in caps):
             raise SettingError(f"BySpeed: most ({self.most}) must be at least 1, and not below least ({self.least})")
 
     @classmethod
     def per_epoch(cls) -> BySpeed:
-        """DBS as published (Ye et al. 2020): shares in proportion to examples over seconds of the epoch before."""
+        """DBS as published (Ye et al. 2020): shares in proportion to examples over seconds of the epoch before.
+
+        Every step of the epoch counts, and every epoch makes a plan.
+        """
         return cls(every=None, dead_band=0.0, change=math.inf, affine=False, memory=1)
 
     @property
@@ -107,13 +115,26 @@ class BySpeed:
         whole = sum(note.examples / note.steps for note in notes if note.steps)
         self._batch = max(self._batch, round.plan.batch, int(whole))
         for samples, note in zip(self._samples, notes, strict=True):
-            if note.steps:
-                samples.append((note.examples / note.steps, note.busy_seconds / note.steps))
-                del samples[:-MOST_SAMPLES]
+            self._sample(samples, note)
         self._learn_limits([int(note.most) for note in notes])
         self._steps += round.steps
         if self.every is not None and self._steps >= self.every:
             self._look()
+
+    def _sample(self, samples: list[tuple[float, float]], note: Note) -> None:
+        if not note.steps:
+            return
+        if note.examples and not note.busy_seconds:
+            raise SettingError(
+                "BySpeed cannot tell work from waiting where DistributedDataParallel exchanges gradients behind a "
+                "communication hook of the user, or on a GPU; give Run the bare module"
+            )
+        if self.every is None and not self.affine:  # an epoch as a whole
+            examples, seconds = samples[0] if samples else (0.0, 0.0)
+            samples[:] = [(examples + note.examples, seconds + note.busy_seconds)]
+        else:
+            samples.append((note.examples / note.steps, note.busy_seconds / note.steps))
+            del samples[:-MOST_SAMPLES]
 
     def remarks(self) -> list[str]:
         """What was noticed since the last time."""
@@ -155,7 +176,8 @@ class BySpeed:
             if seen is not None:
                 model.add(seen.examples, seen.seconds, batch / len(self._models), seen.error)
         # What could be noise is no reason to change anything.
-        band = min(max([self.dead_band, *(2 * seen.error for seen in found if seen is not None)]), 0.9)
+        noise = [2 * seen.error for seen in found if seen is not None and self.dead_band]
+        band = min(max([self.dead_band, *noise]), 0.9)
         speeds = [model.speed for model in self._models]
         measured = [speed for speed in speeds if speed is not None]
         if not measured:
@@ -168,9 +190,9 @@ class BySpeed:
         self._find_burdens(batch, known, caps)
         wanted = self._solve(batch, known, caps)
         now, then = makespan(known, present), makespan(known, wanted)
-        even = self._solve(batch, [Speed(0.0, 1.0)] * len(known), caps)
-        out = self.leave_out and self._burdens
-        if not out and makespan(known, even) * (1 - band) <= then:
+        even = makespan(known, self._solve(batch, [Speed(0.0, 1.0)] * len(known), caps))
+        out = self._out(len(known))
+        if not out and even * (1 - band) <= then and even * (1 - self.dead_band) <= now:
             # So that noise does not lead shares astray where they hardly matter.
             self._speeds = []
             return
@@ -181,29 +203,34 @@ class BySpeed:
 
     def _bounded(self, batch: int, speeds: list[Speed], caps: list[int], present: Sequence[int]) -> list[int]:
         """The best shares that are not too far from the present ones."""
-        out = self._burdens if self.leave_out else ()
-        # Of whole multiples one must be able to go, even if that is more than half of a share.
-        part = math.ceil if self.multiple == 1 else math.floor
-        lower = [
-            0 if rank in out else part(old / self.change / self.multiple) * self.multiple
-            for rank, old in enumerate(present)
+        out = self._out(len(speeds))
+        floors = self._floors(caps)
+        # One piece must be able to go or come, even if that is more than the factor allows.
+        fewer = [
+            min(math.ceil(old / self.change / self.multiple) * self.multiple, old - self.multiple) for old in present
         ]
-        upper = [
-            0 if rank in out else min(cap, max(self._whole(1), int(min(max(old, 1) * self.change, batch))))
-            for rank, (old, cap) in enumerate(zip(present, caps, strict=True))
-        ]
-        lower = [min(low, high) for low, high in zip(lower, upper, strict=True)]
+        more = [max(int(min(old * self.change, batch)), old + self.multiple) for old in present]
+        upper = [0 if rank in out else min(cap, high) for rank, (cap, high) in enumerate(zip(caps, more, strict=True))]
+        lower = [min(max(floor, low, 0), high) for floor, low, high in zip(floors, fewer, upper, strict=True)]
         if not sum(lower) <= batch <= sum(upper):  # then some must change by more than they may
             return self._solve(batch, speeds, caps)
         return equal_finish(batch, speeds, lower, upper, self.multiple)
 
     def _solve(self, batch: int, speeds: Sequence[Speed], caps: Sequence[int]) -> list[int]:
-        out = self._burdens if self.leave_out else ()
-        least = [0 if rank in out else min(self._whole(self.least), cap) for rank, cap in enumerate(caps)]
+        out = self._out(len(speeds))
+        least = [0 if rank in out else floor for rank, floor in enumerate(self._floors(caps))]
         upper = [0 if rank in out else cap for rank, cap in enumerate(caps)]
         if sum(upper) < batch:  # the others have no room for all of it
-            least, upper = [min(self._whole(self.least), cap) for cap in caps], list(caps)
+            least, upper = self._floors(caps), list(caps)
         return equal_finish(batch, speeds, least if sum(least) <= batch else None, upper, self.multiple)
+
+    def _floors(self, caps: Sequence[int]) -> list[int]:
+        """The smallest share of each worker."""
+        return [min(self._whole(self.least), cap) for cap in caps]
+
+    def _out(self, workers: int) -> tuple[int, ...]:
+        """Who gets nothing; what was found out about another number of workers says nothing of these."""
+        return self._burdens if self.leave_out and len(self._models) == workers else ()
 
     def _whole(self, share: float) -> int:
         """The next multiple."""
@@ -212,20 +239,34 @@ class BySpeed:
     def _find_burdens(self, batch: int, speeds: list[Speed], caps: list[int]) -> None:
         """Who costs more than it gives: with its smallest share it makes the step longer than without it."""
         self._burdens, before = (), self._burdens
-        while True:
-            shares = self._solve(batch, speeds, [0 if r in self._burdens else cap for r, cap in enumerate(caps)])
-            slowest = max(range(len(speeds)), key=lambda rank: makespan([speeds[rank]], [shares[rank]]))
-            rest = [0 if r == slowest or r in self._burdens else cap for r, cap in enumerate(caps)]
-            if shares[slowest] > self.least or sum(rest) < batch:
-                break
-            if makespan(speeds, self._solve(batch, speeds, rest)) >= makespan(speeds, shares):
-                break
-            self._burdens = tuple(sorted((*self._burdens, slowest)))
-        for rank in sorted(set(self._burdens) - set(before)):
-            what = "it gets nothing to do" if self.leave_out else "leave_out=True would give it nothing to do"
+        floors = self._floors(caps)
+        if sum(floors) > batch and not self._told_of_least:
+            self._told_of_least = True
             self._remarks.append(
-                f"worker {rank} is so slow ({makespan([speeds[rank]], [self.least]):.3g} s for {self.least} examples) "
-                f"that the others would be done sooner without it; {what}"
+                f"BySpeed: a batch of {batch} is too small for shares of at least {floors}; shares go without that"
+            )
+        found: set[int] = set()
+        while True:
+            left = [0 if rank in found else cap for rank, cap in enumerate(caps)]
+            shares = self._solve(batch, speeds, left)
+            if not self.least:  # then the solver leaves out whoever is too slow
+                found |= {rank for rank, (share, cap) in enumerate(zip(shares, left, strict=True)) if cap and not share}
+            times = [finish(speed, share) for speed, share in zip(speeds, shares, strict=True)]
+            slowest = {rank for rank, seconds in enumerate(times) if seconds == max(times)}
+            rest = [0 if rank in found | slowest else cap for rank, cap in enumerate(caps)]
+            if any(shares[rank] > floors[rank] for rank in slowest) or sum(rest) < batch:
+                break
+            if makespan(speeds, self._solve(batch, speeds, rest)) >= max(times):
+                break
+            found |= slowest
+        self._burdens = tuple(sorted(found))
+        idle = self.leave_out or not self.least
+        for rank in sorted(found - set(before)):
+            what = "it gets nothing to do" if idle else "leave_out=True would give it nothing to do"
+            few = max(floors[rank], 1)
+            self._remarks.append(
+                f"worker {rank} is so slow ({finish(speeds[rank], few):.3g} s for {few} examples) that the others "
+                f"would be done sooner without it; {what}"
             )
 
     def _learn_limits(self, limits: list[int]) -> None:
@@ -235,7 +276,10 @@ class BySpeed:
         for rank, limit in enumerate(limits):
             if limit and limit != self._learnt[rank]:
                 self._learnt[rank] = limit
-                self._remarks.append(f"worker {rank} ran out of memory; its share is at most {limit} from now on")
+                self._remarks.append(
+                    f"worker {rank} ran out of memory; its share is at most {limit} from now on, as long as the others "
+                    "have room for the rest"
+                )
 
     def _caps(self, batch: int, workers: int) -> list[int]:
         most = self.most if self.most is not None else batch
@@ -246,4 +290,5 @@ class BySpeed:
             learnt = [min(cap, limit) if limit else cap for cap, limit in zip(caps, self._learnt, strict=True)]
             # If that leaves some examples to nobody, who is short of memory takes its share in several pieces.
             caps = learnt if sum(learnt) >= batch else caps
-        return caps
+        whole = [cap if cap >= batch or cap < self.multiple else cap // self.multiple * self.multiple for cap in caps]
+        return whole if sum(whole) >= batch else caps

@@ -118,7 +118,7 @@ class SpeedModel:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
         self._looks = [(examples, seconds, error) for examples, seconds, error in state["looks"]]
-        self._sums, self._worth = Sums(*state["sums"]), state["worth"]
+        self._sums, self._worth = Sums(*state["sums"]), state["worth"] if self._affine else 0.0
 
 
 class Sums(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -126,6 +127,8 @@ class AllReduce:
 
     def before_step(self, plan: Plan, note: Note) -> tuple[Note, ...]:
         """Average the gradients, unless DDP has done so, and exchange the notes."""
+        if self._overlap is not None and not self._overlap.times:
+            note = msgspec.structs.replace(note, busy_seconds=0.0)
         self._notes.own = note
         what = f"the gradients of step {plan.step}"
         if self._fleet.size == 1:

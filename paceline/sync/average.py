@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,11 +33,11 @@ class Weight:
     def write(self, out: Numbers) -> None:
         """This worker's."""
         out.fill(0.0)
-        out.reshape(2, -1)[:, self._rank] = np.concatenate(split_halves([self.own]))
+        (out[self._rank],), (out[self._rank + len(out) // 2],) = split_halves([self.own])
 
     def read(self, summed: Numbers) -> None:
         """Everybody's."""
-        self.all = float(summed.sum(dtype=np.float64))
+        self.all = sum(summed.tolist())
 
 
 class Mean(NamedTuple):
@@ -116,11 +115,11 @@ class WeightedAverage:
 
     def prepare(self, tensors: Sequence[Tensor], models: int, riders: Sequence[Rider]) -> None:
         """Make room; all workers must have the same tensors, of which the first ``models`` are the model's."""
-        shapes = [(tuple(each.shape), str(each.dtype)) for each in tensors]
+        shapes = [(each.shape, each.dtype) for each in tensors]
         everything: list[Rider] = [self._weight, self._drift, *riders]
         tail = sum(rider.numel for rider in everything)
         if (shapes, models, tail) != self._layout:
-            digest = zlib.crc32(repr(shapes).encode())
+            digest = zlib.crc32(repr([(list(shape), str(dtype)) for shape, dtype in shapes]).encode())
             self._group.agree({"set of averaged tensors": f"{len(shapes)} of digest {digest}"})
             self._sum.lay_out(tensors, tail)
             self._drift.lay_out(self._sum.heads(models))

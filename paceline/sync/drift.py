@@ -15,7 +15,7 @@ from paceline.sync.notes import Numbers
 __all__ = ["Drift"]
 
 SIZE = 251  # numbers of an image; 9 % error of a squared distance for one worker, less for several
-SAMPLE = 1 << 13  # numbers of a model that are looked at, if it has more: a pass over all of them would cost too much
+SAMPLE = 1 << 11  # numbers of a model that are looked at, if it has more: a pass over all of them would cost too much
 
 
 class Drift:

@@ -179,7 +179,15 @@ class LocalSGD:
     def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
         """Average if the round ends with this step, or let the average of the last round land."""
         self._count(*self._pending)
+        self._tally.worked(busy_seconds)
+        meeting = self._end_step(now, last)
+        if meeting is not None:
+            self._tally.met()
+        return meeting
+
+    def _end_step(self, now: Progress, last: bool) -> Meeting | None:
         self.bytes_sent = 0
+        busy_seconds = self._tally.busy_seconds
         over = last or self._is_over(now, busy_seconds)
         landed = None
         if self.merge.flight is not None and (over or self._tally.steps >= self.overlap):

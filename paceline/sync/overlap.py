@@ -34,13 +34,15 @@ class Overlap:
     """Sees DDP's gradients before they are averaged, and when this worker's own work was done.
 
     The hook averages as DDP does without one. If the user has set a hook, theirs stays; then the probe cannot see the
-    last micro-batch (an error if it has to), and communication counts as computation in the clock.
+    last micro-batch (an error if it has to), communication counts as computation in the clock, and how long this worker
+    was busy is not known. Nor is it on a GPU, where the hook is called long before the gradients are there.
     """
 
     def __init__(self, ddp: DistributedDataParallel, probe: Probe) -> None:
         self._ddp = ddp
         self._state = _hooked.get(ddp) or _HookState()
         self.sees = True
+        self._on_cpu = all(p.device.type == "cpu" for p in ddp.parameters())
         if ddp not in _hooked:
             hooks_before = len(ddp._comm_hooks)
             try:
@@ -71,6 +73,11 @@ class Overlap:
         """
         with self._ddp.no_sync(), torch.enable_grad():
             self._ddp._post_forward(self._ddp._pre_forward())  # type: ignore[no-untyped-call]
+
+    @property
+    def times(self) -> bool:
+        """Whether it can tell this worker's own work from the wait for others."""
+        return self.sees and self._on_cpu
 
     @property
     def ready_at(self) -> float:

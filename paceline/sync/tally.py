@@ -15,6 +15,7 @@ class Tally:
     """Counts the steps of a round, the examples that all workers use in them, and this worker's notes."""
 
     def __init__(self) -> None:
+        self._counted = 0.0
         self.clear()
 
     def clear(self) -> None:
@@ -22,12 +23,23 @@ class Tally:
         self._notes: list[Note] = []
         self.steps = 0
         self.examples = 0
+        self.busy_seconds = 0.0
+        """This worker's own work in these steps."""
 
     def add(self, plan: Plan, note: Note) -> None:
         """One more step is done."""
         self._notes.append(note)
         self.steps += 1
         self.examples += plan.batch
+
+    def worked(self, seconds: float) -> None:
+        """This worker has been busy for so long since the last exchange ended, earlier steps included."""
+        self.busy_seconds += seconds - self._counted
+        self._counted = seconds
+
+    def met(self) -> None:
+        """An exchange has ended; it need not be that of this round."""
+        self._counted = 0.0
 
     @property
     def note(self) -> Note | None:
@@ -46,9 +58,10 @@ class Tally:
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         note = None if self.note is None else list(msgspec.structs.astuple(self.note))
-        return {"steps": self.steps, "examples": self.examples, "note": note}
+        return {"steps": self.steps, "examples": self.examples, "busy_seconds": self.busy_seconds, "note": note}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
         self.steps, self.examples = state["steps"], state["examples"]
+        self.busy_seconds = state["busy_seconds"]
         self._notes = [] if state["note"] is None else [Note(*state["note"])]

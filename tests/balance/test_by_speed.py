@@ -275,7 +275,9 @@ def test_a_limit_that_a_worker_has_found_counts_at_once() -> None:
     policy = BySpeed(every=100)
     policy.observe(with_limits(0, [32, 32], [0, 20]))
     assert policy.split(64, 2) == [44, 20]
-    assert policy.remarks() == ["worker 1 ran out of memory; its share is at most 20 from now on"]
+    assert policy.remarks() == [
+        "worker 1 ran out of memory; its share is at most 20 from now on, as long as the others have room for the rest"
+    ]
     # Not all could be given to somebody: then in several pieces.
     policy.observe(with_limits(1, [44, 20], [25, 20]))
     assert policy.split(64, 2) == [32, 32]

@@ -35,6 +35,7 @@ def step(at: int, seconds: float = 1.0) -> StepDone:
 def test_a_stretch_of_steps() -> None:
     found = balance.look_at([step(0), step(1, seconds=3.0)], possible=50.0)
     assert found == {
+        "examples_per_second": 45.0,
         "efficiency": 0.9,  # 180 examples in 4 seconds
         "recorded_efficiency": 0.9,
         "waiting": [0.1, 0.0],
@@ -44,13 +45,13 @@ def test_a_stretch_of_steps() -> None:
 
 
 def test_stretches_begin_two_looks_after_a_change() -> None:
-    found = balance.stretches("disturbed", [step(at) for at in range(150)], began=1000.0)
+    found = balance.stretches("disturbed", 10, [step(at) for at in range(150)], began=1000.0)
     assert {what: (some[0].step, some[-1].step, part) for what, (some, part) in found.items()} == {
         "before": (20, 58, 1.0),
         "disturbed": (80, 88, pytest.approx(5 / 6)),
         "after": (110, 149, 1.0),
     }
-    found = balance.stretches("uneven", [step(at) for at in range(50)], began=1000.0)
+    found = balance.stretches("uneven", 10, [step(at) for at in range(50)], began=1000.0)
     assert [len(some) for some, _ in found.values()] == [10, 30]
 
 
