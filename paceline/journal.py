@@ -10,11 +10,12 @@ from paceline.clock import Clock
 from paceline.events import Event, StepDone
 from paceline.record import folder
 from paceline.records import Note, Progress, Round
-from paceline.roles import Recorder, Sync
+from paceline.roles import Patient, Recorder, Sync
 
 __all__ = ["Journal"]
 
 APART = 1.05  # workers leave an exchange together, but for a moment
+HOLD = 0.2  # seconds that steps are held back for recorders with patience: many at once cost less than one by one
 
 
 class Journal:
@@ -24,12 +25,29 @@ class Journal:
         self._recorders: list[Recorder] = []
         if rank == 0:
             self._recorders += folder(record) if isinstance(record, str | Path) else record
+        self._prompt = [one for one in self._recorders if not _is_patient(one)]
+        self._patient = [one for one in self._recorders if _is_patient(one)]
+        self._held: list[Event] = []
+        self._handed = 0.0
         self._began: float | None = None
 
     def write(self, event: Event) -> None:
-        """Record an event."""
-        for recorder in self._recorders:
+        """Record an event; steps reach recorders that have patience a moment later."""
+        for recorder in self._prompt:
             recorder.record(event)
+        if not self._patient:
+            return
+        self._held.append(event)
+        # A clock that was set back must not hold them until it has caught up.
+        if not isinstance(event, StepDone) or not 0 <= event.time - self._handed < HOLD:
+            self._handed = event.time
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        held, self._held = self._held, []
+        for recorder in self._patient:
+            for event in held:
+                recorder.record(event)
 
     def begin_step(self) -> None:
         """A step begins now, and with it a round, if none is under way."""
@@ -72,9 +90,14 @@ class Journal:
 
     def close(self) -> None:
         """Finish all recorders."""
+        self._hand_over()
         for recorder in self._recorders:
             recorder.close()
-        self._recorders = []
+        self._recorders, self._prompt, self._patient = [], [], []
+
+
+def _is_patient(recorder: Recorder) -> bool:
+    return isinstance(recorder, Patient) and recorder.patient
 
 
 def _efficiency(notes: Sequence[Note], seconds: float) -> float | None:

@@ -47,7 +47,11 @@ def both(first: Meeting | None, second: Meeting) -> Meeting:
     names = ("units", "unit_sqnorm", "measured", "own_sqnorm")
     found = second if second.stats is not None else first
     notes = tuple(
-        msgspec.structs.replace(combine(one, other), **{name: getattr(its, name) for name in names})
+        msgspec.structs.replace(
+            combine(one, other),
+            busy_seconds=one.busy_seconds + other.busy_seconds,
+            **{name: getattr(its, name) for name in names},
+        )
         for one, other, its in zip(first.notes, second.notes, found.notes, strict=True)
     )
     return Meeting(notes, second.drift, second.background, found.stats)

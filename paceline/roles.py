@@ -33,6 +33,7 @@ __all__ = [
     "Need",
     "Observer",
     "Order",
+    "Patient",
     "Recorder",
     "Speaker",
     "Stateful",
@@ -222,6 +223,13 @@ class Sync(Protocol):
 
     def consensus(self) -> AbstractContextManager[None]:
         """While inside, the model is the average of all workers' models; collective."""
+
+
+@runtime_checkable
+class Patient(Protocol):
+    """A recorder that need not see every step at once: it is given those of 0.2 seconds together, which costs less."""
+
+    patient: bool
 
 
 class Recorder(Protocol):

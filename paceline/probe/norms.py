@@ -14,7 +14,7 @@ __all__ = ["inner_products", "joined", "norm", "portions", "sqnorm"]
 ROW = 1 << 9
 
 # A dot product sums in many lanes, so that more numbers do as little harm.
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 
 # Numbers that are looked at with one call: few calls, and short temporaries.
 PIECE = 1 << 17

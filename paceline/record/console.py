@@ -51,6 +51,8 @@ class Console:
     time. A loss that is not finite is shown at once.
     """
 
+    patient = True
+
     def __init__(self, stream: TextIO | None = None) -> None:
         self._display = display_for(sys.stderr if stream is None else stream)
         self._failed = False

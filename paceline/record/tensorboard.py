@@ -26,6 +26,8 @@ class TensorBoard:
     After a resume, the points that the lost part of the earlier run had written are withdrawn.
     """
 
+    patient = True
+
     def __init__(self, folder: str | os.PathLike[str], *, every_seconds: float = 0.5) -> None:
         self._folder = Path(folder)
         self._every = every_seconds

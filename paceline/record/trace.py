@@ -78,6 +78,8 @@ class Trace:
     full) steps are left out: the trace says so, and a warning does.
     """
 
+    patient = True
+
     def __init__(self, path: str | os.PathLike[str], *, limit_megabytes: float = 256) -> None:
         if not limit_megabytes > 0:
             raise SettingError(f"limit_megabytes ({limit_megabytes}) must be above zero; leave Trace out instead")

@@ -207,6 +207,9 @@ def test_weights_that_are_known() -> None:
         (lambda: BySpeed(dead_band=1.0), "dead_band"),
         (lambda: BySpeed(change=1.0), "change"),
         (lambda: BySpeed(most=0), "most"),
+        (lambda: BySpeed(most=64.0), "most"),  # type: ignore[arg-type]
+        (lambda: BySpeed(most="64"), "most"),  # type: ignore[arg-type]
+        (lambda: BySpeed(most=[64, 2.5]), "most"),  # type: ignore[list-item]
         (lambda: BySpeed(most=[4], least=1).split(8, 2), "1 numbers for 2 workers"),
         (lambda: BySpeed(most=[2, 2]).split(8, 2), "more than all workers can take"),
         (lambda: Fixed([]), "weights"),
@@ -345,3 +348,97 @@ def test_shares_that_hardly_matter_do_not_run_away(fixed: float) -> None:
         even = [Speed(fixed * 32, 1 - fixed)] * 2
         shares = simulate(BySpeed(every=4), _always(even), 1200, batch=64, noise=0.1, seed=seed)
         assert sum(map(min, shares)) / len(shares) > 30
+
+
+def test_a_noisy_look_does_not_undo_good_shares() -> None:
+    speeds = [Speed(0.0, 1.0), Speed(0.0, 1.0), Speed(0.0, 1.5)]
+    policy = BySpeed(every=2)
+    good = simulate(policy, _always(speeds), 20, batch=144)[-1]
+    assert makespan(speeds, good) == 54.0
+    for at, longer in ((20, 1.0), (21, 1.3)):
+        times = [finish(one, share) for one, share in zip(speeds, good, strict=True)]
+        policy.observe(a_round(at, good, [times[0], times[1] * longer, times[2]]))
+    assert policy.split(144, 3) == good
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_a_worker_that_costs_too_much_is_known_in_whole_pieces_too(multiple: int) -> None:
+    policy = BySpeed(every=2, multiple=multiple)
+    simulate(policy, _always(BURDEN), 20, batch=64)
+    [remark] = policy.remarks()
+    assert remark.startswith("worker 2 is so slow")
+    policy = BySpeed(every=2, multiple=multiple, leave_out=True)
+    assert simulate(policy, _always(BURDEN), 20, batch=64)[-1] == [32, 32, 0]
+
+
+def test_a_share_may_be_nothing_if_the_smallest_is_0() -> None:
+    policy = BySpeed(every=2, least=0)
+    assert simulate(policy, _always(BURDEN), 40, batch=30)[-1] == [15, 15, 0]
+    [remark] = policy.remarks()
+    assert remark.startswith("worker 2 is so slow")
+    assert remark.endswith("it gets nothing to do")
+
+
+def test_two_workers_that_cost_too_much_are_both_named() -> None:
+    policy = BySpeed(every=2, change=100.0, leave_out=True)
+    speeds = [*BURDEN, Speed(0.0, 100.0)]
+    assert simulate(policy, _always(speeds), 20, batch=30)[-1] == [15, 15, 0, 0]
+    assert [remark[:8] for remark in policy.remarks()] == ["worker 2", "worker 3"]
+
+
+@pytest.mark.parametrize(("change", "multiple"), [(1.1, 1), (1.5, 1), (1.5, 32)])
+def test_small_shares_can_change_by_one_piece(change: float, multiple: int) -> None:
+    shares = simulate(BySpeed(every=2, change=change, multiple=multiple), _always(UNEVEN), 40, batch=6 * multiple)
+    assert makespan(UNEVEN, shares[0]) == 8.0 * multiple
+    assert makespan(UNEVEN, shares[-1]) == 4.0 * multiple  # the best that there is
+
+
+def test_a_smallest_share_that_binds_stays_so_when_the_batch_grows() -> None:
+    policy = BySpeed(every=2, least=8)
+    assert simulate(policy, _always(BURDEN), 20, batch=64)[-1] == [28, 28, 8]
+    assert policy.split(128, 3) == [60, 60, 8]
+
+
+def test_a_batch_that_is_too_small_for_the_smallest_shares_is_told_once() -> None:
+    policy = BySpeed(every=2, least=40)
+    simulate(policy, _always(UNEVEN[:2]), 20, batch=64)
+    assert policy.remarks() == [
+        "BySpeed: a batch of 64 is too small for shares of at least [40, 40]; shares go without that"
+    ]
+
+
+def test_who_was_left_out_of_other_workers_is_not_left_out_of_these() -> None:
+    policy = BySpeed(every=2, change=100.0, leave_out=True, multiple=8)
+    simulate(policy, _always(BURDEN), 20, batch=64)
+    assert policy.split(64, 3) == [32, 32, 0]
+    assert policy.split(64, 4) == [16, 16, 16, 16]
+
+
+def test_as_published_every_second_of_an_epoch_counts() -> None:
+    """One step of ten takes ten times as long: 19 seconds for ten steps against 10."""
+    policy = BySpeed.per_epoch()
+    for at in range(11):
+        one = a_round(at, [32, 32], [1.0, 10.0 if at == 4 else 1.0])
+        policy.observe(Round(Plan(at, at // 10, one.plan.starts, one.plan.counts, one.plan.micro), one.notes))
+    assert policy.split(64, 2) == [42, 22]  # 64 in proportion to 1 / 10 and 1 / 19
+
+
+def test_what_is_proportional_forgets_the_fixed_part_of_a_checkpoint() -> None:
+    learnt, proportional = SpeedModel(), SpeedModel(affine=False)
+    for examples in (16, 32, 64, 32, 16):
+        learnt.add(examples, 20.0 + examples, usual=32)
+    assert learnt.speed is not None
+    assert learnt.speed.fixed > 10
+    proportional.load_state_dict(learnt.state_dict())
+    assert proportional.speed is not None
+    assert proportional.speed.fixed == 0.0
+
+
+def test_caps_are_whole_pieces_where_shares_are() -> None:
+    assert BySpeed(most=[40, 64, 64], multiple=32).split(128, 3) == [32, 64, 32]
+
+
+def test_waiting_that_looks_like_work_is_refused() -> None:
+    policy = BySpeed(every=2)
+    with pytest.raises(pl.SettingError, match="cannot tell work from waiting"):
+        policy.observe(a_round(0, [8, 8], [0.0, 0.0]))

@@ -75,4 +75,4 @@ def test_temporaries_are_short(function: Callable[[Iterable[torch.Tensor]], obje
     ]
     with Allocations() as seen:
         function(tensors)
-    assert 0 < seen.largest <= 4 * PIECE
+    assert 0 < seen.largest <= 8 * PIECE
