@@ -6,6 +6,7 @@ import atexit
 import os
 import re
 import sys
+import threading
 import time
 import zlib
 from collections import defaultdict
@@ -48,6 +49,9 @@ class Fleet(Group):
         self._moved: float | None = None
         self._places: dict[int, tuple[int, str]] = {}
         self._closed = False
+        self._thread = threading.get_ident()
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Something short to do while the first wait for others begins; in the thread that made the fleet alone."""
         self._line = _line_to_harness()
         # A collective needs tensors where its backend works: gloo's on the CPU, NCCL's on this worker's GPU (the
         # latter is not exercised by the tests, which have no GPU).
@@ -163,6 +167,11 @@ class Fleet(Group):
         since = time.monotonic()
         try:
             work = start()
+        except RuntimeError as error:
+            raise self.lost(what, since, error) from error
+        if threading.get_ident() == self._thread:  # averages in the background wait in a thread of their own
+            self.meanwhile()
+        try:
             while not self._done(work):
                 self._look_around(what, since, ())
         except RuntimeError as error:

@@ -227,7 +227,7 @@ class Sync(Protocol):
 
 @runtime_checkable
 class Patient(Protocol):
-    """A recorder that need not see every step at once: it is given those of 0.2 seconds together, which costs less."""
+    """A recorder that need not see every step at once: it gets it during the next exchange, which costs no time."""
 
     patient: bool
 

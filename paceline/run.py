@@ -129,6 +129,7 @@ class Run:
             loading = Loading(collate_fn, num_workers, prefetch, pin_memory, deadline)
             feed = Feed(dataset, order, self.fleet.rank, own_seed, self._replica.device, loading)
             self._journal = Journal(record, self.fleet.rank)
+            self.fleet.meanwhile = self._journal.catch_up
         except BaseException as error:
             self.sync.detach()
             self.probe.detach()

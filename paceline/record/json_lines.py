@@ -34,6 +34,8 @@ class JsonLines:
         run = Run(model, optimizer, dataset, record=[record.JsonLines("events.jsonl")])
     """
 
+    patient = True
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = AppendFile(path, "events", signature=b'{"type":"')
         self._encode = msgspec.json.Encoder().encode

@@ -21,8 +21,8 @@ class Presence:
     """Which parameters have a gradient on any worker: one that is None everywhere stays None."""
 
     def __init__(self) -> None:
-        self.here: list[bool] = []
-        """Which have one on this worker: set it before the exchange."""
+        self.here: Sequence[Tensor | None] = ()
+        """The gradients of this worker: set it before the exchange."""
         self.anywhere: list[bool] = []
 
     @property
@@ -32,11 +32,11 @@ class Presence:
 
     def write(self, out: Numbers) -> None:
         """1 where there is a gradient."""
-        out[:] = self.here
+        out[:] = [gradient is not None for gradient in self.here]
 
     def read(self, summed: Numbers) -> None:
         """Present anywhere."""
-        self.anywhere = (summed > 0).tolist()
+        self.anywhere = [workers > 0 for workers in summed.tolist()]
 
 
 class Exchange:
@@ -64,7 +64,7 @@ class Exchange:
         """Lay ``scale`` times the gradients into the flat buffers; a missing one counts as zero."""
         self._parameters = parameters = self._replica.parameters
         gradients = [p.grad for p in parameters]
-        self._presence.here = [gradient is not None for gradient in gradients]
+        self._presence.here = gradients
         layout = (list(map(id, parameters)), sum([rider.numel for rider in self._riders]))
         if layout != self._layout:
             names = [name for name, _ in self._replica.named]
@@ -73,13 +73,11 @@ class Exchange:
             )
             self._sum.lay_out(parameters, layout[1])
             self._layout = layout
-        for p, gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None and gradient.is_sparse:
-                raise SettingError(
-                    f"a parameter of shape {tuple(p.shape)} has a sparse gradient, which cannot be averaged in a flat "
-                    "buffer; build its layer with sparse=False"
-                )
-        self._sum.pack(gradients, scale)
+        try:
+            self._sum.pack(gradients, scale)
+        except RuntimeError:
+            _refuse_sparse(gradients)
+            raise
 
     def run(self, what: str) -> None:
         """Leave the sum over the workers of what was packed in every ``.grad``."""
@@ -92,3 +90,12 @@ class Exchange:
                 p.grad.copy_(view)
             else:
                 p.grad = view
+
+
+def _refuse_sparse(gradients: Sequence[Tensor | None]) -> None:
+    for gradient in gradients:
+        if gradient is not None and gradient.is_sparse:
+            raise SettingError(
+                f"a parameter of shape {tuple(gradient.shape)} has a sparse gradient, which cannot be averaged in a "
+                "flat buffer; build its layer with sparse=False"
+            )

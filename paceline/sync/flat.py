@@ -50,7 +50,7 @@ class FlatSum:
         self._members: list[list[int]] = []
         self._tail = torch.empty(0)
         self._tail_rides = False
-        self._staged = False
+        self._staged = self._in_one_pass = False
         self._numbers: Numbers = self._tail.numpy()
         self.views: list[Tensor] = []
         """For each tensor, its place in a flat buffer, with its shape and strides."""
@@ -91,6 +91,7 @@ class FlatSum:
             if carries:
                 self._tail = flat.tail
         self.views = [views[at] for at in range(len(tensors))]
+        self._in_one_pass = large(self.views)
         if not self._tail_rides:
             self._tail = torch.empty(tail, device=self._group.device)
         if self.coded and len(self._coders) != len(self._flats):
@@ -101,14 +102,16 @@ class FlatSum:
     @torch.no_grad()
     def pack(self, sources: Sequence[Tensor | None], scale: float) -> None:
         """Lay ``scale`` times these tensors into the buffers; a missing one counts as zero."""
-        targets, given = [], []
-        for view, source in zip(self.views, sources, strict=True):
-            if source is None:
-                view.zero_()
-            elif source is not view:  # a gradient that was zeroed in place is one
-                targets.append(view)
-                given.append(source)
-        if scale != 1.0 and len(targets) == len(self.views) and large(targets):
+        pairs = list(zip(self.views, sources, strict=True))
+        # A gradient that was zeroed in place is the view itself.
+        given = [source for view, source in pairs if source is not None and source is not view]
+        targets = self.views
+        if len(given) < len(targets):
+            targets = [view for view, source in pairs if source is not None and source is not view]
+            for view, source in pairs:
+                if source is None:
+                    view.zero_()
+        if scale != 1.0 and self._in_one_pass and len(targets) == len(self.views):
             for target, source in zip(targets, given, strict=True):  # one pass over the data instead of two
                 torch.mul(source.detach(), scale, out=target)
             return
