@@ -1,5 +1,5 @@
 # Everything runs in a virtual environment of its own that the first target makes.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready

@@ -151,9 +151,11 @@ def stretches(name: str, look: int, steps: list[StepDone], began: float) -> dict
     return found
 
 
-def alone(options: argparse.Namespace) -> float:
-    """The examples per second of all workers together when each trains for itself."""
-    return sum(train("alone", options.alone, options)[1])
+def alone(options: argparse.Namespace) -> list[float]:
+    """The examples per second of every worker when each trains for itself."""
+    found = [round(each, 1) for each in train("alone", options.alone, options)[1]]
+    print(f"alone: {found} examples/s", flush=True)
+    return found
 
 
 def main() -> None:
@@ -187,12 +189,12 @@ def main() -> None:
         for method in options.methods or METHODS:
             steps, _, began = train(method, options.seconds, options)
             after = alone(options)
-            possible = (before + after) / 2
+            possible = (sum(before) + sum(after)) / 2
             look = options.examples // options.batch if method.endswith("per epoch") else options.look
             parts = stretches(options.cluster, look, steps, began).items()
             found = {what: look_at(some, possible * part) for what, (some, part) in parts if some}
             rows.append({"round": number, "method": method, "alone": [before, after], **found})
-            print(f"round {number}, {method}, alone {before:.1f} and {after:.1f} examples/s", flush=True)
+            print(f"round {number}, {method}", flush=True)
             for what, row in found.items():
                 print(f"    {what}: {row}", flush=True)
             before = after

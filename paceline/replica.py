@@ -107,6 +107,11 @@ class Replica:
         """Make all workers start from rank 0's values; warn if they did not."""
         if fleet.size == 1:
             return
+        if fleet.device.type == "cuda" and self.device.type == "cpu":
+            raise SettingError(
+                "the model is on the CPU, but the workers exchange tensors between GPUs (NCCL); move it to this "
+                "worker's GPU before Run(…), or begin with torch.distributed.init_process_group('gloo') for CPUs"
+            )
         digests = fleet.gather(self.digest().encode(), "the digest of the initial parameters")
         different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if not different:

@@ -34,7 +34,9 @@ def check_roles(roles: dict[str, object]) -> None:
 class Growing(Protocol):
     """A batch that may grow."""
 
-    limit: int
+    @property
+    def limit(self) -> int:
+        """To what."""
 
 
 def check_limit(batch: object, balance: Balance, workers: int, examples: int) -> None:

@@ -53,6 +53,11 @@ class Schedule:
             check_size("batch", examples)
         object.__setattr__(self, "stages", dict(sorted(self.stages.items())))
 
+    @property
+    def limit(self) -> int:
+        """The largest size."""
+        return max(self.stages.values())
+
     def size(self, progress: Progress) -> int:
         """The size of the last stage that has begun."""
         return [examples for begin, examples in self.stages.items() if begin <= progress.examples][-1]

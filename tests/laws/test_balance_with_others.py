@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
 from paceline.balance import BySpeed
-from paceline.batch import GrowthSchedule, InnerProductTest
+from paceline.batch import GrowthSchedule, InnerProductTest, Schedule
 from paceline.events import Event, StepDone
 from paceline.records import Round
 from paceline.sync import LocalSGD, Seconds
@@ -124,8 +124,10 @@ def test_shares_follow_a_batch_that_grows(pool: Pool) -> None:
     assert all(fast > 2 * slow for size, (fast, slow) in first.items() if size > 12)
 
 
-def test_a_batch_that_would_outgrow_the_caps_is_refused_at_the_start(pool: Pool) -> None:
-    growing = GrowthSchedule(start=12, limit=96, factor=2.0, every=LENGTH)
+@pytest.mark.parametrize(
+    "growing", [GrowthSchedule(start=12, limit=96, factor=2.0, every=LENGTH), Schedule({0: 12, LENGTH: 96})]
+)
+def test_a_batch_that_would_outgrow_the_caps_is_refused_at_the_start(pool: Pool, growing: Any) -> None:
     with pytest.raises(Exception, match="96 examples are more than all workers can take together"):
         pool.run(2, trained, BySpeed(most=40), None, growing)
 
