@@ -33,14 +33,14 @@ class BySpeed:
             worker has found out by running out of memory (``step.attempt``) counts, too.
         multiple: shares are multiples of it, but for one worker's: of the micro-batch, say.
         affine: fit the part of a step that does not depend on the share; otherwise time is taken as proportional to it.
-        memory: looks over which a speed is averaged, as long as it does not jump by a quarter or more; 1 for the last
-            alone.
+        memory: looks over which a speed is averaged, as long as neither it nor the share jumps by a quarter or more; 1
+            for the last alone.
         leave_out: give nothing to a worker that costs more time than it saves; otherwise that is only recorded. In
             rounds of seconds nobody waits for it, and it goes on with single examples.
     """
 
     every: int | None = 20
-    dead_band: float = 0.05
+    dead_band: float = 0.02
     change: float = 2.0
     least: int = 1
     most: int | Sequence[int] | None = None

@@ -13,7 +13,7 @@ __all__ = ["SpeedModel", "Sums", "Typical", "typical", "worth_of"]
 
 OUTLIER = 2.0  # times the median seconds for an example, up or down
 DIFFERENT = 0.05  # sizes that differ by less, as a part of them, say nothing about what an example takes
-JUMP = 0.25  # by what part a speed must change at once to be another one
+JUMP = 0.25  # by what part a speed must change at once to be another one, or a share to tell of another one
 DRIFT = 0.03  # by what part a speed changes from look to look without a reason
 FORGET = 0.9  # what an older pair of sizes counts against a newer one
 DOUBT = 2.0  # how much pairs must say, as (x / error)², to outweigh that time is proportional to examples
@@ -64,9 +64,10 @@ class SpeedModel:
     """Seconds of a step of n examples: c (r + n), with the fixed part counted in examples, r = a / c.
 
     c is the mean over the last ``memory`` looks, so that noise does not move shares, unless it jumps: then what was
-    before is forgotten, and a worker that has become slower is known at once. r comes from how much longer the steps
-    of neighbouring plans took that had more examples, where that says more than noise; until then time is taken as
-    proportional to examples. A worker that slows down keeps its r.
+    before is forgotten, and a worker that has become slower is known at once. Nor does it count what was seen with
+    another share: workers of one machine are faster while others have nothing to do. r comes from how much longer the
+    steps of neighbouring plans took that had more examples, where that says more than noise; until then time is taken
+    as proportional to examples. A worker that slows down keeps its r.
     """
 
     def __init__(self, affine: bool = True, memory: int = 5) -> None:
@@ -92,8 +93,9 @@ class SpeedModel:
         if self._looks and self._affine:
             self._compare(self._looks[-1], new, MOST_WORTH * usual)
         level = self._level(new)
-        jumped = self._looks and abs(level - statistics.fmean(map(self._level, self._looks))) > JUMP
-        self._looks = [new] if jumped else [*self._looks, new][-self._memory :]
+        alike = [look for look in self._looks if abs(math.log(examples / look[0])) < JUMP]
+        jumped = alike and abs(level - statistics.fmean(map(self._level, alike))) > JUMP
+        self._looks = [new] if jumped else [*alike, new][-self._memory :]
 
     def _compare(self, old: tuple[float, float, float], new: tuple[float, float, float], most: float) -> None:
         more, longer = math.log(new[0] / old[0]), math.log(new[1] / old[1])
