@@ -190,7 +190,8 @@ def main() -> None:
             steps, _, began = train(method, options.seconds, options)
             after = alone(options)
             possible = (sum(before) + sum(after)) / 2
-            look = options.examples // options.batch if method.endswith("per epoch") else options.look
+            by_epoch = method.endswith("per epoch") and options.cluster != "disturbed"
+            look = options.examples // options.batch if by_epoch else options.look
             parts = stretches(options.cluster, look, steps, began).items()
             found = {what: look_at(some, possible * part) for what, (some, part) in parts if some}
             rows.append({"round": number, "method": method, "alone": [before, after], **found})

@@ -16,6 +16,7 @@ from paceline.records import Note, Round
 
 __all__ = ["BySpeed"]
 
+NOISE = 3.0  # standard errors of a speed that a gain must exceed
 MOST_SAMPLES = 256  # that a look rests on: they are in checkpoints
 
 
@@ -176,8 +177,8 @@ class BySpeed:
             if seen is not None:
                 model.add(seen.examples, seen.seconds, batch / len(self._models), seen.error)
         # What could be noise is no reason to change anything.
-        noise = [2 * seen.error for seen in found if seen is not None and self.dead_band]
-        band = min(max([self.dead_band, *noise]), 0.9)
+        noise = NOISE * max(model.error for model in self._models) if self.dead_band else 0.0
+        band = min(max(self.dead_band, noise), 0.9)
         speeds = [model.speed for model in self._models]
         measured = [speed for speed in speeds if speed is not None]
         if not measured:

@@ -84,6 +84,11 @@ class SpeedModel:
         each = math.exp(statistics.fmean(map(self._level, self._looks)))
         return Speed(self._worth * each, each)
 
+    @property
+    def error(self) -> float:
+        """Standard error of the present speed, as a part of it."""
+        return math.hypot(*(look[2] for look in self._looks)) / max(len(self._looks), 1)
+
     def add(self, examples: float, seconds: float, usual: float, error: float = 0.0) -> None:
         """Learn from the steps of one plan, and the standard ``error`` of the seconds, as a part of them.
 
