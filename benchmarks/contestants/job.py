@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Job", "Settings", "build"]
+__all__ = ["Job", "Settings", "build", "leave_group"]
 
 # Loaded by its path: `import paceline` would need dependencies that a peer's environment does not have.
 MODELS = Path(__file__).parents[2] / "paceline" / "tasks" / "models.py"
@@ -67,6 +67,15 @@ def build(settings: Settings) -> nn.Module:
     model = getattr(models, settings.model)(*settings.arguments)
     assert isinstance(model, nn.Module)
     return model
+
+
+def leave_group() -> None:
+    """End torch's process group when all have come to the end.
+
+    Whose connections close while the others still work may make gloo's threads abort the process (seen once with DDP).
+    """
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 class Job:

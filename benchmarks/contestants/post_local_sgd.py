@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 
-from benchmarks.contestants.job import Job
+from benchmarks.contestants.job import Job, leave_group
 from benchmarks.contestants.race import Race
 
 
@@ -25,7 +25,7 @@ def main() -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()  # type: ignore[no-untyped-call]
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":
