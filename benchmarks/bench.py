@@ -8,14 +8,17 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 import paceline
+from paceline import Step
 
 Block = Callable[[int], None]
 """Does so many steps."""
@@ -35,6 +38,20 @@ def _begin(rank: int, workers: int, port: int, job: Callable[..., Any], args: tu
     )
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     job(*args)
+
+
+def training(stream: Iterator[Step], model: nn.Module, optimizer: torch.optim.Optimizer) -> Block:
+    """Steps of a run that has no end, as a user would write them."""
+
+    def block(steps: int) -> None:
+        for _ in range(steps):
+            step = next(stream)
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+
+    return block
 
 
 def build(makers: dict[str, Callable[[], Block]], start: int, starts: int) -> dict[str, Block]:

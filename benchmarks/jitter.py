@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
 import paceline as pl
@@ -59,15 +58,11 @@ def worker(start: int, rounds: int, out: str) -> None:
         balance = kind()
         model = LeNet(1, 28, 10)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        stream = pl.Run(model, optimizer, dataset, batch=BATCH, balance=balance).steps(steps=FOREVER)
+        run = pl.Run(model, optimizer, dataset, batch=BATCH, balance=balance)
+        train = bench.training(run.steps(steps=FOREVER), model, optimizer)
 
         def block(steps: int) -> None:
-            for _ in range(steps):
-                step = next(stream)
-                optimizer.zero_grad()
-                for x, y in step:
-                    step.backward(F.cross_entropy(model(x), y))
-                optimizer.step()
+            train(steps)
             if isinstance(balance, pl.balance.BySpeed):
                 shares.append(balance.split(BATCH, WORKERS)[0])
 

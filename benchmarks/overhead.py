@@ -73,17 +73,7 @@ def by_run(model: nn.Module, dataset: TensorDataset, wrap: bool = False, **setti
     wrapped = DistributedDataParallel(model) if wrap else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     run = pl.Run(wrapped, optimizer, dataset, batch=BATCH, **settings)
-    stream = run.steps(steps=FOREVER)
-
-    def block(steps: int) -> None:
-        for _ in range(steps):
-            step = next(stream)
-            optimizer.zero_grad()
-            for x, y in step:
-                step.backward(F.cross_entropy(wrapped(x), y))
-            optimizer.step()
-
-    return block
+    return bench.training(run.steps(steps=FOREVER), wrapped, optimizer)
 
 
 def recorders(folder: Path) -> list[Any]:

@@ -41,5 +41,5 @@ class Growing(Protocol):
 
 def check_limit(batch: object, balance: Balance, workers: int, examples: int) -> None:
     """A batch that grows must be one that can be split when it has grown: an error now instead of hours later."""
-    if batch is not balance and isinstance(batch, Growing):
+    if batch is not balance and isinstance(batch, Growing) and isinstance(batch.limit, int):
         balance.split(min(batch.limit, examples), workers)

@@ -21,8 +21,8 @@ class Presence:
     """Which parameters have a gradient on any worker: one that is None everywhere stays None."""
 
     def __init__(self) -> None:
-        self.here: Sequence[Tensor | None] = ()
-        """The gradients of this worker: set it before the exchange."""
+        self.here: list[bool] = []
+        """Which have one on this worker: set it before the exchange."""
         self.anywhere: list[bool] = []
 
     @property
@@ -32,7 +32,7 @@ class Presence:
 
     def write(self, out: Numbers) -> None:
         """1 where there is a gradient."""
-        out[:] = [gradient is not None for gradient in self.here]
+        out[:] = self.here
 
     def read(self, summed: Numbers) -> None:
         """Present anywhere."""
@@ -64,7 +64,7 @@ class Exchange:
         """Lay ``scale`` times the gradients into the flat buffers; a missing one counts as zero."""
         self._parameters = parameters = self._replica.parameters
         gradients = [p.grad for p in parameters]
-        self._presence.here = gradients
+        self._presence.here = [gradient is not None for gradient in gradients]
         layout = (list(map(id, parameters)), sum([rider.numel for rider in self._riders]))
         if layout != self._layout:
             names = [name for name, _ in self._replica.named]

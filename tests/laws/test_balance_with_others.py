@@ -3,55 +3,28 @@
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
 from paceline.balance import BySpeed
 from paceline.batch import GrowthSchedule, InnerProductTest, Schedule
-from paceline.events import Event, StepDone
+from paceline.events import StepDone
 from paceline.records import Round
 from paceline.sync import LocalSGD, Seconds
+from tests.laws.test_balance import Kept, Slow
 from tests.pool import Pool
 from tests.problems import data, mlp
 
 BATCH, LENGTH = 24, 240
 SECONDS = (0.001, 0.004)  # that an example takes on each worker
-
-
-class Slow(nn.Module):
-    """Takes its time for every example."""
-
-    def __init__(self, model: nn.Module, seconds: float) -> None:
-        super().__init__()
-        self.model, self.seconds = model, seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds * len(x))
-        out: Tensor = self.model(x)
-        return out
-
-
-class Kept:
-    """Keeps the events of steps."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepDone] = []
-
-    def record(self, event: Event) -> None:
-        if isinstance(event, StepDone):
-            self.steps.append(event)
-
-    def close(self) -> None:
-        pass
 
 
 def trained(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from typing import Any
 
 import pytest
@@ -404,3 +405,29 @@ def test_a_micro_batch_of_padding(pool: Pool) -> None:
     assert torch.isfinite(first).all()
     assert torch.equal(first, second)
     torch.testing.assert_close(pool.run(1, padding_alone)[0], first, rtol=0, atol=1e-6)
+
+
+def gradients_after_the_exchange() -> int:
+    """How many of the gradients of the backward pass are still held when the exchange is over."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made: list[weakref.ref[Tensor]] = []
+
+    def note(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        made.append(weakref.ref(parameter.grad))
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+    with pl.Run(model, optimizer, data(16), batch=8) as run:
+        for step in run.steps(steps=2):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+    assert len(made) == 2 * len(list(model.parameters()))
+    return sum(one() is not None for one in made)
+
+
+def test_gradients_are_not_held_beside_the_flat_buffer(pool: Pool) -> None:
+    assert pool.run(2, gradients_after_the_exchange) == [0, 0]
