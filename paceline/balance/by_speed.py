@@ -188,6 +188,7 @@ class BySpeed:
         known = [mean if speed is None else speed for speed in speeds]
         caps = self._caps(batch, len(known))
         present = self.split(batch, len(known))
+        self._mind_least(batch, caps)
         self._find_burdens(batch, known, caps)
         wanted = self._solve(batch, known, caps)
         now, then = makespan(known, present), makespan(known, wanted)
@@ -210,7 +211,7 @@ class BySpeed:
         fewer = [
             min(math.ceil(old / self.change / self.multiple) * self.multiple, old - self.multiple) for old in present
         ]
-        more = [max(int(min(old * self.change, batch)), old + self.multiple) for old in present]
+        more = [max(int(min(max(old, 1) * self.change, batch)), old + self.multiple) for old in present]
         upper = [0 if rank in out else min(cap, high) for rank, (cap, high) in enumerate(zip(caps, more, strict=True))]
         lower = [min(max(floor, low, 0), high) for floor, low, high in zip(floors, fewer, upper, strict=True)]
         if not sum(lower) <= batch <= sum(upper):  # then some must change by more than they may
@@ -237,22 +238,28 @@ class BySpeed:
         """The next multiple."""
         return math.ceil(share / self.multiple) * self.multiple
 
-    def _find_burdens(self, batch: int, speeds: list[Speed], caps: list[int]) -> None:
-        """Who costs more than it gives: with its smallest share it makes the step longer than without it."""
-        self._burdens, before = (), self._burdens
+    def _mind_least(self, batch: int, caps: list[int]) -> None:
         floors = self._floors(caps)
         if sum(floors) > batch and not self._told_of_least:
             self._told_of_least = True
             self._remarks.append(
                 f"BySpeed: a batch of {batch} is too small for shares of at least {floors}; shares go without that"
             )
+
+    def _find_burdens(self, batch: int, speeds: list[Speed], caps: list[int]) -> None:
+        """Who costs more than it gives: with its smallest share it makes the step longer than without it."""
+        self._burdens, before = (), self._burdens
+        floors = self._floors(caps)
         found: set[int] = set()
         while True:
             left = [0 if rank in found else cap for rank, cap in enumerate(caps)]
             shares = self._solve(batch, speeds, left)
-            if not self.least:  # then the solver leaves out whoever is too slow
-                found |= {rank for rank, (share, cap) in enumerate(zip(shares, left, strict=True)) if cap and not share}
             times = [finish(speed, share) for speed, share in zip(speeds, shares, strict=True)]
+            if not self.least:  # then the solver leaves out whoever is too slow for a single piece
+                alone = [finish(speed, self.multiple) for speed in speeds]
+                found |= {
+                    rank for rank, cap in enumerate(left) if cap and not shares[rank] and alone[rank] > max(times)
+                }
             slowest = {rank for rank, seconds in enumerate(times) if seconds == max(times)}
             rest = [0 if rank in found | slowest else cap for rank, cap in enumerate(caps)]
             if any(shares[rank] > floors[rank] for rank in slowest) or sum(rest) < batch:

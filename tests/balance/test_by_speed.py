@@ -442,3 +442,18 @@ def test_waiting_that_looks_like_work_is_refused() -> None:
     policy = BySpeed(every=2)
     with pytest.raises(pl.SettingError, match="cannot tell work from waiting"):
         policy.observe(a_round(0, [8, 8], [0.0, 0.0]))
+
+
+def test_who_had_nothing_may_get_any_share_where_changes_are_not_bounded() -> None:
+    def workers(step: int) -> list[Speed]:
+        return BURDEN if step < 20 else [Speed(0.0, 100.0), Speed(0.0, 100.0), Speed(0.0, 100.0)]
+
+    shares = simulate(BySpeed(every=2, least=0, change=math.inf), workers, 40, batch=30)
+    assert shares[10] == [15, 15, 0]
+    assert sorted(shares[-1]) == [10, 10, 10]
+
+
+def test_who_gets_nothing_because_there_are_too_few_pieces_is_not_slow() -> None:
+    policy = BySpeed(every=2, least=0, multiple=32)
+    assert sorted(simulate(policy, _always([Speed(0.0, 1.0)] * 4), 20, batch=96)[-1]) == [0, 32, 32, 32]
+    assert policy.remarks() == []
