@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "Part"]
 
+# Two workers swap tensors of up to so many bytes whole: one message each way, where gloo's ring takes several in turn.
+# Of larger ones the ring adds up one part while the next is under way. Both send as many bytes.
+SWAPPED = 1 << 21
+
 
 class Group(ABC):
     """Collectives, each with a deadline; a group of one has nothing to do."""
@@ -31,6 +35,7 @@ class Group(ABC):
     """The rank, among all workers, of the group's rank 0."""
     handle: dist.ProcessGroup | None = None
     """Torch's name for the group; None for all workers."""
+    _inbox: Tensor | None = None
 
     @abstractmethod
     def wait(self, start: Callable[[], dist.Work], what: str) -> None:
@@ -53,14 +58,29 @@ class Group(ABC):
 
     def all_reduce(self, tensor: Tensor, what: str) -> None:
         """Sum a tensor over the group, in place."""
-        if self.size > 1:
-            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            self.wait(lambda: self._start_sum(real), what)
+        if self.size == 1:
+            return
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if self.size == 2 and self.device.type == "cpu" and 0 < real.nbytes <= SWAPPED:
+            self._swap_and_add(real.view(-1), what)
+        else:
+            # What ``dist.all_reduce`` calls, without its 30 µs of bookkeeping.
+            self.wait(lambda: self._torch_group.allreduce([real], dist.AllreduceOptions()), what)
 
-    def _start_sum(self, tensor: Tensor) -> dist.Work:
-        """What ``dist.all_reduce`` calls, without its 30 µs of bookkeeping."""
-        group = self.handle or dist.distributed_c10d._get_default_group()
-        return group.allreduce([tensor], dist.AllreduceOptions())
+    def _swap_and_add(self, tensor: Tensor, what: str) -> None:
+        """Sum a tensor over two workers. Both add the same two numbers, so that they get the same bits."""
+        if self._inbox is None or self._inbox.nbytes < tensor.nbytes:
+            self._inbox = torch.empty(tensor.nbytes, dtype=torch.uint8)
+        received = self._inbox[: tensor.nbytes].view(tensor.dtype)
+        parts = [0, len(tensor)] if self.rank == 0 else [len(tensor), 0]
+        self.wait(
+            lambda: self._torch_group.alltoall_base(received, tensor, parts, parts, dist.AllToAllOptions()), what
+        )
+        tensor.add_(received)
+
+    @property
+    def _torch_group(self) -> dist.ProcessGroup:
+        return self.handle or dist.distributed_c10d._get_default_group()
 
     def broadcast(self, tensor: Tensor, what: str) -> None:
         """Copy rank 0's tensor to all, in place."""

@@ -15,29 +15,8 @@ from paceline.group import Group
 from paceline.roles import Codec
 from paceline.sync.drift import Drift
 from paceline.sync.flat import FlatSum, Rider, large
-from paceline.sync.notes import Numbers, split_halves
 
-__all__ = ["Mean", "Weight", "WeightedAverage", "assign"]
-
-
-class Weight:
-    """The sum of the workers' weights, which rides along."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank = rank
-        self.numel = 2 * size
-        """Two numbers for each worker: nothing is added up in single precision, which double parameters would feel."""
-        self.own = 0.0
-        self.all = 0.0
-
-    def write(self, out: Numbers) -> None:
-        """This worker's."""
-        out.fill(0.0)
-        (out[self._rank],), (out[self._rank + len(out) // 2],) = split_halves([self.own])
-
-    def read(self, summed: Numbers) -> None:
-        """Everybody's."""
-        self.all = sum(summed.tolist())
+__all__ = ["Mean", "WeightedAverage", "assign"]
 
 
 class Mean(NamedTuple):
@@ -78,7 +57,6 @@ class WeightedAverage:
     def __init__(self, group: Group, codec: Codec) -> None:
         self._group = group
         self._sum = FlatSum(group, codec)
-        self._weight = Weight(group.rank, group.size)
         self._drift = Drift(group.rank, group.size)
         self._layout: object = None
         self._anchors: list[Tensor] = []
@@ -96,7 +74,7 @@ class WeightedAverage:
     @property
     def whole(self) -> float:
         """What the weights of the last average added up to, over its scale."""
-        return self._weight.all
+        return self._drift.whole
 
     @property
     def drift(self) -> float:
@@ -116,7 +94,7 @@ class WeightedAverage:
     def prepare(self, tensors: Sequence[Tensor], models: int, riders: Sequence[Rider]) -> None:
         """Make room; all workers must have the same tensors, of which the first ``models`` are the model's."""
         shapes = [(each.shape, each.dtype) for each in tensors]
-        everything: list[Rider] = [self._weight, self._drift, *riders]
+        everything: list[Rider] = [self._drift, *riders]
         tail = sum(rider.numel for rider in everything)
         if (shapes, models, tail) != self._layout:
             digest = zlib.crc32(repr([(list(shape), str(dtype)) for shape, dtype in shapes]).encode())
@@ -133,8 +111,8 @@ class WeightedAverage:
         this worker's. ``scale`` is a number of the size of all weights together, the same on all workers: weights are
         divided by it before they travel, so that sums are about as large as averages.
         """
-        self._weight.own = share = weight / scale
-        riders = [self._weight, self._drift, *riders]
+        share = weight / scale
+        riders = [self._drift, *riders]
         if self._sum.coded:
             return self._of_changes(tensors, share, scale, riders, what)
         self._drift.weight, self._drift.scale = share, share

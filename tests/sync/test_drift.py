@@ -48,7 +48,7 @@ def estimated(
 ) -> list[float]:
     """What each worker reads from the sum of what all have written."""
     workers = []
-    table = np.zeros(len(models) * (SIZE + 1))
+    table = np.zeros(len(models) * (SIZE + 2))
     for rank, model in enumerate(models):
         one = Drift(rank, len(models), seed)
         one.weight, one.scale = weights[rank], scales[rank] if scales else 1.0
