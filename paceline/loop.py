@@ -179,7 +179,8 @@ class Loop:
             self._advance_apart(step, self.hand)
             return
         self.cursor = self._after
-        if self._counter is not None and step.phase is Phase.APPLIED:
+        # Where workers train apart, one may have skipped a step that others have done: it counts on all of them.
+        if self._counter is not None and (step.phase is Phase.APPLIED or step.round is None):
             self._counter.stepped(step.plan.batch, 1)
         step.end(self.cursor.progress, self._goal.reached(self.cursor.progress))
 
@@ -286,6 +287,8 @@ class Loop:
             if not apart:  # what the others have done is done
                 for plan in islice(self._foresee(self.cursor, goal), behind):
                     self.cursor = advance(self.cursor, plan, run.lengths)
+                    if self._counter is not None:
+                        self._counter.stepped(plan.batch, 1)
             self._learn(self._meet(round_of(plan, meeting)), applied=False)
         self._end_together()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Protocol, runtime_checkable
 
 from paceline.errors import SettingError
-from paceline.roles import Balance
+from paceline.roles import Balance, Need
 
-__all__ = ["check_limit", "check_roles"]
+__all__ = ["check_limit", "check_roles", "mind_local_noise"]
 
 # Of each role a method that every object for it must have, and an example of one.
 METHODS = {
@@ -43,3 +44,14 @@ def check_limit(batch: object, balance: Balance, workers: int, examples: int) ->
     """A batch that grows must be one that can be split when it has grown: an error now instead of hours later."""
     if batch is not balance and isinstance(batch, Growing) and isinstance(batch.limit, int):
         balance.split(min(batch.limit, examples), workers)
+
+
+def mind_local_noise(needs: frozenset[Need], workers: int) -> None:
+    """Workers with data of their own differ in every step, however large: a test between them takes that for noise."""
+    if needs and Need.OWN not in needs and workers > 1:
+        warnings.warn(
+            "with local_data=True, what the workers' data differ in counts as noise of the gradient, which no batch is "
+            "large enough for: a batch that follows it grows to its limit. Under LocalSGD, batch.EachOwn compares "
+            "gradients within each worker instead",
+            stacklevel=5,
+        )

@@ -38,7 +38,7 @@ from paceline.probe import Example, Probe
 from paceline.probe.units import Unit
 from paceline.records import Plan, Progress
 from paceline.replica import Replica
-from paceline.role_check import check_limit, check_roles
+from paceline.role_check import check_limit, check_roles, mind_local_noise
 from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
@@ -122,6 +122,8 @@ class Run:
             check_limit(self.batch, balance, self.fleet.size, sum(self.lengths))
             probe, updated = self.probe, {id(p) for group in optimizer.param_groups for p in group["params"]}
             needs = self._needs(probe.unit, first)
+            if local_data and self.fleet.rank == 0:
+                mind_local_noise(needs, self.fleet.size)
             probe.attach(self._replica.module, self._replica.parameters, needs, updated)
             self.sync.attach(self.fleet, self._replica, probe)
             # Torch's generators use 32 bits of a seed.

@@ -28,7 +28,7 @@ class Adaptive(ABC):
             for more. Under Local SGD there is one at the end of every round that brings the steps to so many.
         growth: the largest factor of one test.
         shrink: the batch shrinks if a test asks for less than this part of it; None for never, as in the papers.
-        multiple: sizes are rounded up to a multiple of it: of workers times micro-batch, say.
+        multiple: sizes are rounded up to a multiple of it: of workers times micro-batch, say; ``start`` must be one.
         smoothing: of the moving averages of the statistics, for each measurement; 0 for those of the step alone.
         debiased: compare with the squared norm of the true gradient instead of that of the mean gradient, which is
             longer by the noise in it.
@@ -68,8 +68,9 @@ class Adaptive(ABC):
         return self._size
 
     def due(self, progress: Progress) -> bool:
-        """Whether the step that follows ends with a test."""
-        return self._since + 1 >= self.every
+        """Whether the step that follows ends with a test; none is needed when the batch cannot change any more."""
+        at_the_top = self.shrink is None and self._size >= self.limit // self.multiple * self.multiple
+        return not at_the_top and self._since + 1 >= self.every
 
     def observe(self, round: Round) -> None:
         """Learn from a round, and test if it is time."""
@@ -144,8 +145,13 @@ class Adaptive(ABC):
                 raise SettingError(f"{name}: {what} ({value!r}) must be a whole number of at least 1")
         if self.multiple > self.limit:
             raise SettingError(f"{name}: no multiple of {self.multiple} is within the limit ({self.limit}); raise it")
-        if not self.growth > 1:
-            raise SettingError(f"{name}: growth ({self.growth}) must be above 1, or the batch could never change")
+        if self.start % self.multiple:
+            raise SettingError(f"{name}: start ({self.start}) must be a multiple of {self.multiple}, as all sizes are")
+        if not self.start * self.growth >= self.start + self.multiple:
+            raise SettingError(
+                f"{name}: growth ({self.growth}) must be above 1, and from start ({self.start}) to the next multiple of "
+                f"{self.multiple}, or the batch could never change"
+            )
         if self.shrink is not None and not 0 < self.shrink < 1:
             raise SettingError(f"{name}: shrink ({self.shrink}) must be between 0 and 1, or None for never")
         if not 0 <= self.smoothing < 1:

@@ -108,17 +108,15 @@ def next_size(
 
     It grows to what is asked for, at most by the factor ``growth``. It shrinks only if less than ``shrink`` times the
     present size is asked for, at most by the same factor: what lies in between changes nothing, so that noise does not
-    make it swing. Sizes are rounded up to a ``multiple``, at most to the last one within the ``limit``, and are not
-    below ``smallest``.
+    make it swing. Sizes are rounded up to a ``multiple``, but not beyond the ``limit`` or that factor, and are not below
+    ``smallest``.
     """
     if asked > size:
-        least, wanted = size, min(asked, size * growth)
-    elif shrink is not None and asked < shrink * size:
-        least, wanted = smallest, max(asked, size / growth)
-    else:
-        return size
-    top = limit // multiple * multiple
-    return max(math.ceil(min(wanted, float(top)) / multiple) * multiple, least)
+        most = min(size * growth, float(limit)) // multiple * multiple
+        return max(int(min(math.ceil(min(asked, most) / multiple) * multiple, most)), size)
+    if shrink is not None and asked < shrink * size:
+        return max(min(math.ceil(max(asked, size / growth) / multiple) * multiple, size), smallest)
+    return size
 
 
 def _quantile(values: Tensor, weights: Tensor, part: float) -> float:

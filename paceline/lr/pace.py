@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from paceline.errors import SettingError
 
@@ -23,17 +23,23 @@ class Pace:
         scheduler: any torch scheduler that takes no metric.
         count: how far the training is, in the scheduler's steps: ``lambda: run.progress.examples / 32``, or
             ``lambda: adascale.steps``.
+        last: the step of the scheduler that is its last. A count that comes by more than one may pass it, where
+            ``OneCycleLR`` raises an error and ``CosineAnnealingLR`` rises again.
     """
 
-    def __init__(self, scheduler: LRScheduler, count: Callable[[], float]) -> None:
-        if not isinstance(scheduler, LRScheduler):
-            raise SettingError(f"{type(scheduler).__name__} is not one of torch's schedulers; a Pace moves those on")
-        self._scheduler, self._count = scheduler, count
+    def __init__(self, scheduler: LRScheduler, count: Callable[[], float], *, last: int | None = None) -> None:
+        if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+            raise SettingError(
+                f"{type(scheduler).__name__} is not one of torch's schedulers that take no metric; a Pace moves those on"
+            )
+        if last is not None and last < 1:
+            raise SettingError(f"Pace: last ({last}) must be at least 1, or None for a schedule without an end")
+        self._scheduler, self._count, self._last = scheduler, count, last
         self._done = 0
 
     def step(self) -> None:
         """Let the scheduler catch up."""
-        whole = int(self._count())
+        whole = int(self._count()) if self._last is None else min(int(self._count()), self._last)
         while self._done < whole:
             self._scheduler.step()
             self._done += 1

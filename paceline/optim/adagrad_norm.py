@@ -42,9 +42,13 @@ class AdaGradNorm(Optimizer):
             if not (0 <= value < math.inf):
                 raise SettingError(f"AdaGradNorm: {name} ({value}) must be a finite number of at least 0")
         super().__init__(params, {"lr": lr, "initial": initial, "eps": eps, "weight_decay": weight_decay})
-        for group in self.param_groups:
-            if any(parameter.is_complex() for parameter in group["params"]):
-                raise SettingError("AdaGradNorm takes real parameters only; view complex ones as real")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One more group; its parameters must be real."""
+        super().add_param_group(param_group)
+        if any(parameter.is_complex() for parameter in self.param_groups[-1]["params"]):
+            del self.param_groups[-1]
+            raise SettingError("AdaGradNorm takes real parameters only; view complex ones as real")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

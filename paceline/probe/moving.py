@@ -15,7 +15,8 @@ class MovingAverage:
     """An exponential moving average that is not biased towards where it starts.
 
     With the smoothing t, every value counts t times as much as the next one, times a weight of its own; the weights are
-    divided by their sum. The smoothing may be another one each time.
+    divided by their sum. The smoothing may be another one each time: it says how much of the past is kept, and nothing
+    of what the new value counts.
     """
 
     def __init__(self) -> None:
@@ -28,8 +29,8 @@ class MovingAverage:
 
     def add(self, value: float, smoothing: float, weight: float = 1.0) -> None:
         """Take one more value."""
-        self._sum = smoothing * self._sum + (1.0 - smoothing) * weight * value
-        self._weight = smoothing * self._weight + (1.0 - smoothing) * weight
+        self._sum = smoothing * self._sum + weight * value
+        self._weight = smoothing * self._weight + weight
 
     def state_dict(self) -> dict[str, float]:
         """For a checkpoint."""

@@ -181,6 +181,10 @@ def test_sizes() -> None:
     assert size_after(992, 999.0, multiple=32) == 992
     assert size_after(1000, 2000.0, multiple=32) == 1000
     assert size_after(900, 2000.0, multiple=32) == 992
+    assert size_after(96, 200.0, growth=1.5, multiple=32) == 128  # 144 is the most
+    assert size_after(32, 33.0, multiple=128) == 32  # 64 is the most, and no multiple
+    assert size_after(100, 85.0, shrink=0.9, multiple=64) == 100  # what asks for less does not make it larger
+    assert size_after(128, 60.0, shrink=0.9, multiple=64) == 64
 
 
 @given(
@@ -195,7 +199,8 @@ def test_a_size_stays_within_its_bounds(
 ) -> None:
     found = size_after(size, asked, growth=growth, shrink=shrink, multiple=multiple)
     assert 8 <= found <= 1000
-    assert found <= size * growth + multiple
+    assert found <= size * growth
     assert found >= size or (shrink is not None and asked < shrink * size)
-    assert found >= min(asked, size * growth, 1000 // multiple * multiple) or found == size
+    assert found <= size or asked > size
+    assert found >= min(asked, size * growth // multiple * multiple, 1000 // multiple * multiple) or found == size
     assert found % multiple == 0 or found in (size, 8)

@@ -435,6 +435,9 @@ def test_what_cannot_be_measured_is_refused(pool: Pool, make: str, words: str) -
         (lambda: batch.NormTest(start=64, limit=16, eta=0.5), "limit .* below start"),
         (lambda: batch.NormTest(start=0, limit=16, eta=0.5), "at least 1"),
         (lambda: batch.NormTest(start=16, limit=64, eta=0.5, growth=0.9), "growth .* above 1"),
+        (lambda: batch.NormTest(start=16, limit=64, eta=0.5, growth=math.nan), "growth .* above 1"),
+        (lambda: batch.NormTest(start=16, limit=64, eta=0.5, growth=1.5, multiple=16), "the next multiple of 16"),
+        (lambda: batch.NormTest(start=20, limit=64, eta=0.5, multiple=16), "start .20. must be a multiple of 16"),
         (lambda: batch.NormTest(start=16, limit=64, eta=0.5, shrink=1.5), "shrink"),
         (lambda: batch.NormTest(start=16, limit=64, eta=0.5, smoothing=1.0), "smoothing"),
         (lambda: batch.NormTest(start=16, limit=64, eta=0.5, every=0), "every"),
@@ -647,6 +650,60 @@ def test_scale_invariant_steps_are_the_factors_that_were_applied(pool: Pool, loc
     for steps, applied in pool.run(2, counted, local, skip):
         assert steps == pytest.approx(applied)
         assert steps > 0
+
+
+def counted_apart(skips: bool) -> float:
+    """Scale-invariant steps, where one worker skips a step that the other does, or leaves in the middle of a round."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if skips else None
+    rule = pl.lr.AdaScale(base=8)
+    run = pl.Run(model, optimizer, data(70), batch=32, lr=rule, sync=sync.LocalSGD(4), micro=8, scaler=scaler)
+    with run:
+        for step in run.steps(steps=11):
+            optimizer.zero_grad()
+            for x, y in step:
+                bad = skips and step.index == 5 and run.fleet.rank == 1
+                step.backward(F.cross_entropy(model(x), y) * (math.inf if bad else 1.0))
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            if not skips and step.index == 5 and run.fleet.rank == 1:
+                break
+        assert run.progress.step == (11 if skips else 8)
+        return rule.steps
+
+
+@pytest.mark.parametrize("skips", [True, False], ids=["skips", "leaves"])
+def test_scale_invariant_steps_are_the_same_on_all_workers(pool: Pool, skips: bool) -> None:
+    first, second = pool.run(2, counted_apart, skips)
+    assert first == second
+    assert first >= (11 if skips else 8)
+
+
+def measured_steps(limit: int) -> tuple[int, list[bool]]:
+    """Where the batch ends, and in which steps gradients were measured."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    policy = batch.NormTest(start=16, limit=limit, eta=0.05)
+    found = []
+    with pl.Run(model, optimizer, data(LENGTH), batch=policy, micro=8) as run:
+        for step in run.steps(steps=8):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            assert step.round is not None
+            found.append(step.round.stats is not None)
+            optimizer.step()
+        return run.batch.size(run.progress), found
+
+
+def test_a_batch_that_cannot_change_any_more_is_not_tested(pool: Pool) -> None:
+    size, measured = pool.run(2, measured_steps, 64)[0]
+    assert size == 64
+    assert measured == [True] * 2 + [False] * 6
 
 
 def own_refused(make: str) -> str:

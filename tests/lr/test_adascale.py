@@ -124,6 +124,26 @@ def test_simple_rules() -> None:
     assert SquareRoot(32).factor(Progress(), 128) == 2.0
 
 
+def plateau() -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
+
+
+def one_cycle() -> torch.optim.lr_scheduler.OneCycleLR:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=30, cycle_momentum=False)
+
+
+def test_a_count_may_pass_the_end_of_a_schedule() -> None:
+    scheduler, count = one_cycle(), 0.0
+    pace = Pace(scheduler, lambda: count, last=29)
+    for _ in range(5):
+        scheduler.optimizer.step()
+        count += 13
+        pace.step()
+    assert scheduler.last_epoch == 29
+    assert scheduler.get_last_lr()[0] == pytest.approx(1.0 / 25 / 1e4)  # where OneCycleLR ends by its defaults
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -132,6 +152,8 @@ def test_simple_rules() -> None:
         (lambda: AdaScale(base=8, power=2.0), "at most 1"),
         (lambda: Linear(-1), "at least 1"),
         (lambda: Pace("cosine", lambda: 0.0), "not one of torch's schedulers"),  # type: ignore[arg-type]
+        (lambda: Pace(plateau(), lambda: 0.0), "ReduceLROnPlateau is not one of .* that take no metric"),
+        (lambda: Pace(one_cycle(), lambda: 0.0, last=0), "last .0. must be at least 1"),
     ],
 )
 def test_bad_settings(make: object, words: str) -> None:

@@ -125,6 +125,10 @@ def test_bad_settings(name: str) -> None:
 def test_complex_and_sparse_are_refused() -> None:
     with pytest.raises(pl.SettingError, match="real parameters"):
         AdaGradNorm([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    grown = AdaGradNorm([nn.Parameter(torch.zeros(2))])
+    with pytest.raises(pl.SettingError, match="real parameters"):
+        grown.add_param_group({"params": [nn.Parameter(torch.zeros(2, dtype=torch.complex64))]})
+    assert len(grown.param_groups) == 1
     table = nn.Embedding(5, 2, sparse=True)
     optimizer = AdaGradNorm(table.parameters())
     table(torch.tensor([1])).sum().backward()
