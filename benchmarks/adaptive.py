@@ -1,8 +1,9 @@
 """How many steps does an adaptive batch save, and at what accuracy?
 
-SGD, AdaGrad and AdaGradNorm, each with a fixed batch, with the norm test and AdaScale's gain from the same sketches,
-and with the norm test as published; fixed larger batches beside them. Equal numbers of examples: see training.py. For
-each optimizer the learning rate is the one for the small batch.
+SGD, AdaGrad and AdaGradNorm, each with fixed batches, with the norm test and AdaScale's gain from the same sketches, and
+with the norm test as published. Fixed larger batches with the gain beside them, which shows what the test adds to it; and
+for the two that divide by past gradients, whose steps grow with the batch as it is, the root of the gain. Equal numbers
+of examples: see training.py. For each optimizer the learning rate is the one for the small batch.
 """
 
 from __future__ import annotations
@@ -21,28 +22,33 @@ MICRO = 128  # of one worker: larger shares are done in pieces
 
 Optimizers = Callable[[dict[str, Any], nn.Module], torch.optim.Optimizer]
 
-# Usual values for the small batch; none was searched for.
 OPTIMIZERS: dict[str, Optimizers] = {
     "SGD": momentum,
-    "AdaGrad": lambda options, model: torch.optim.Adagrad(model.parameters(), lr=0.01),
-    "AdaGradNorm": lambda options, model: pl.optim.AdaGradNorm(model.parameters(), lr=2.0),
+    "AdaGrad": lambda options, model: torch.optim.Adagrad(model.parameters(), lr=options["adagrad"]),
+    "AdaGradNorm": lambda options, model: pl.optim.AdaGradNorm(model.parameters(), lr=options["norm"]),
 }
-FIXED = [32, 128, 512, 2048]
+RATES: dict[str, float] = {"lr": 0.02, "adagrad": 0.01, "norm": 2.0}
+FIXED = [32, 128, 512, 2048, 4096]
 METHODS = [f"{name}, {what}" for name in OPTIMIZERS for what in ("fixed 32", "adaptive", "published")]
-METHODS += [f"SGD, fixed {size}" for size in FIXED[1:]]
+METHODS += [f"{name}, fixed {size}" for size in FIXED[1:] for name in OPTIMIZERS]
+METHODS += [f"SGD, gain {size}" for size in FIXED[1:]]
+METHODS += [f"{name}, root" for name in ("AdaGrad", "AdaGradNorm")]
 
 
 def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
     """The optimizer, and what decides about the batch."""
     name, _, what = method.partition(", ")
     optimizer = OPTIMIZERS[name](options, model)
-    if what == "adaptive":
+    if what in ("adaptive", "root"):
         policy = pl.batch.NormTest(start=START, limit=LIMIT, eta=ETA)
-        return Roles(optimizer, policy, lr=pl.lr.AdaScale(base=START), micro=MICRO)
+        power = 0.5 if what == "root" else 1.0
+        return Roles(optimizer, policy, lr=pl.lr.AdaScale(base=START, power=power), micro=MICRO)
     if what == "published":
         return Roles(optimizer, pl.batch.NormTest.as_published(start=START, limit=LIMIT, eta=ETA), micro=MICRO)
-    return Roles(optimizer, int(what.removeprefix("fixed ")), micro=MICRO)
+    kind, _, size = what.partition(" ")
+    rule = pl.lr.AdaScale(base=START) if kind == "gain" else pl.lr.Constant()
+    return Roles(optimizer, int(size), lr=rule, micro=MICRO)
 
 
 if __name__ == "__main__":
-    compare("adaptive", __doc__, make, METHODS, lr=0.02, epochs=8)
+    compare("adaptive", __doc__, make, METHODS, without=["batch"], epochs=8, **RATES)

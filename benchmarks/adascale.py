@@ -1,7 +1,8 @@
 """What does a batch of 8, 16 and 32 times the base cost in accuracy, with AdaScale and with linear scaling?
 
-Equal numbers of examples, so that the larger batch has as many steps fewer: see training.py. The paper lets AdaScale go
-on until its scale-invariant steps are as many as those of the base, which takes more examples.
+Equal numbers of examples, so that the larger batch has as many steps fewer: see training.py. And as in the paper: AdaScale
+until its scale-invariant steps are as many as those of the base, which takes more examples, with a schedule by that count
+("to the end").
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from paceline.roles import LearningRate
 
 SCALES = [8, 16, 32]
 MICRO = 128
-METHODS = ["base", *(f"{rule} x{scale}" for scale in SCALES for rule in ("linear", "adascale", "constant"))]
+RULES = ["linear", "adascale", "adascale to the end", "constant"]
+METHODS = ["base", *(f"{rule} x{scale}" for scale in SCALES for rule in RULES)]
 
 
 def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
@@ -25,12 +27,10 @@ def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
     if method == "base":
         return Roles(optimizer, base, micro=MICRO)
     rule, _, scale = method.partition(" x")
-    rules: dict[str, LearningRate] = {
-        "linear": pl.lr.Linear(base),
-        "adascale": pl.lr.AdaScale(base),
-        "constant": pl.lr.Constant(),
-    }
-    return Roles(optimizer, base * int(scale), lr=rules[rule], micro=MICRO)
+    gain = pl.lr.AdaScale(base)
+    rules: dict[str, LearningRate] = {"linear": pl.lr.Linear(base), "constant": pl.lr.Constant()}
+    worth = (lambda: gain.steps * base) if rule == "adascale to the end" else None
+    return Roles(optimizer, base * int(scale), lr=rules.get(rule, gain), micro=MICRO, worth=worth)
 
 
 if __name__ == "__main__":

@@ -108,12 +108,17 @@ def machine() -> dict[str, Any]:
     }
 
 
+def results_in(folder: Path | None = None) -> Path:
+    """Where results are kept."""
+    folder = folder or Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def report(question: str, results: dict[str, Any], folder: Path | None = None) -> None:
     """Write the result file, and print the same as one JSON line, the last."""
     found = {"question": question, "time": time.strftime("%Y-%m-%d %H:%M"), "machine": machine(), "results": results}
-    folder = folder or Path(__file__).parent / "results"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{question}.json").write_text(json.dumps(found, indent=1))
+    (results_in(folder) / f"{question}.json").write_text(json.dumps(found, indent=1))
     print(json.dumps(found))
 
 

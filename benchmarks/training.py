@@ -1,6 +1,6 @@
 """What the benchmarks of accuracy share: one training by workers of this machine, and the same with methods and seeds.
 
-Equal numbers of examples for all, learning rate with a warm-up and a cosine in examples. The accuracy is that of the
+Equal numbers of examples for all, unless a method says otherwise, learning rate with a warm-up and a cosine in examples. The accuracy is that of the
 consensus on the test set at the end. Needs ``PACELINE_DATA`` for tasks whose data does not come with a package.
 """
 
@@ -28,6 +28,7 @@ from paceline.roles import Batch, LearningRate, Sync
 __all__ = ["Roles", "compare", "momentum"]
 
 WARM_UP = 0.05  # of all examples
+LONGEST = 16  # times the epochs, where a training ends by another count
 
 
 class Roles(NamedTuple):
@@ -39,6 +40,8 @@ class Roles(NamedTuple):
     lr: LearningRate = pl.lr.Constant()
     micro: int | None = None
     probe: pl.Probe | None = None
+    worth: Callable[[], float] | None = None
+    """Examples that the training is worth so far, by which it is scheduled and ends; by default those it has used."""
 
 
 Make = Callable[[str, dict[str, Any], nn.Module], Roles]
@@ -78,8 +81,9 @@ def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str
         probe=roles.probe,
         seed=seed,
     ) as run:
-        schedule = torch.optim.lr_scheduler.LambdaLR(roles.optimizer, lambda _: factor(run.progress.examples / total))
-        for step in run.steps(epochs=options["epochs"]):
+        worth = roles.worth or (lambda: run.progress.examples)
+        schedule = torch.optim.lr_scheduler.LambdaLR(roles.optimizer, lambda _: factor(min(1.0, worth() / total)))
+        for step in run.steps(epochs=options["epochs"] * (LONGEST if roles.worth else 1)):
             roles.optimizer.zero_grad()
             for batch in step:
                 step.backward(task.loss(model, batch))
@@ -93,11 +97,14 @@ def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str
                         reached = run.fleet.rank == 0 and looks.see(task.evaluate(model)["accuracy"])
                     if reached:
                         looks.found = {"rounds": rounds, "bytes": sent, "examples": run.progress.examples}
+            if roles.worth and worth() >= total:
+                break
         seconds = time.perf_counter() - began
         with run.consensus():
             if run.fleet.rank == 0:
                 last = run.batch.size(run.progress)
-                totals = {"steps": run.progress.step, "rounds": rounds, "bytes_sent": sent, "last_batch": last}
+                totals = {"steps": run.progress.step, "examples": run.progress.examples, "last_batch": last}
+                totals |= {"rounds": rounds, "bytes_sent": sent}
                 found = {**task.evaluate(model), "seconds": seconds, **totals, "to_target": looks.found}
                 Path(file).write_text(json.dumps(found))
 
@@ -129,9 +136,15 @@ def compare(
     make: Make,
     methods: Sequence[str],
     usual: Sequence[str] | None = None,
+    without: Sequence[str] = (),
     **defaults: Any,
 ) -> None:
-    """Train with all methods and seeds, and show what came of it beside the first method."""
+    """Train with all methods and seeds, and show what came of it beside the first method.
+
+    What was trained before with the same settings is not trained again: every training is a line in a file beside the
+    results, so that a comparison that takes hours can be interrupted, and methods be added. ``without`` are settings
+    that make no difference to these methods.
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     settings: dict[str, Any] = {
         "task": "fashion-mnist",
@@ -154,23 +167,52 @@ def compare(
         "target": "accuracy whose cost is told; 0: none",
         "look": "examples between two looks at the accuracy",
     }
+    for name in without:
+        del settings[name]
     for name, value in settings.items():
         kind = str if value is None else type(value)
         parser.add_argument(f"--{name}", type=kind, default=value, help=told.get(name))
     parser.add_argument("--method", action="append", choices=list(methods), dest="methods")
+    parser.add_argument("--anew", action="store_true", help="train also what was trained before")
     options = vars(parser.parse_args())
-    chosen = options["methods"] or list(usual or methods)
+    chosen = options.pop("methods") or list(usual or methods)
+    seeds, anew = range(options.pop("seeds")), options.pop("anew")
+    done = Done(f"{question}-{options['task']}", options, anew)
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in chosen}
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(options["seeds"]):
+        for seed in seeds:
             for method in chosen:
-                file = Path(folder) / "found.json"
-                bench.launch(options["workers"], train, make, method, options, seed, str(file))
-                found[method].append(json.loads(file.read_text()))
-                print(f"seed {seed}, {method}: {found[method][-1]}", flush=True)
+                if (one := done.get(method, seed)) is None:
+                    file = Path(folder) / "found.json"
+                    bench.launch(options["workers"], train, make, method, options, seed, str(file))
+                    one = json.loads(file.read_text())
+                    done.add(method, seed, one)
+                found[method].append(one)
+                print(f"seed {seed}, {method}: {one}", flush=True)
     for method in chosen:
         print(_line(method, found[method], chosen[0], found[chosen[0]]))
     bench.report(f"{question}-{options['task']}", {"options": options, "methods": found})
+
+
+class Done:
+    """The trainings with these settings that there are in a file already, one on each line."""
+
+    def __init__(self, name: str, settings: dict[str, Any], anew: bool) -> None:
+        self._settings = settings
+        self._file = bench.results_in() / f"{name}.jsonl"
+        lines = self._file.read_text().splitlines() if self._file.exists() and not anew else []
+        records = [json.loads(line) for line in lines]
+        self._found = {(one["method"], one["seed"]): one["found"] for one in records if one["settings"] == settings}
+
+    def get(self, method: str, seed: int) -> dict[str, Any] | None:
+        """What came of a training; None if it was not done."""
+        return self._found.get((method, seed))
+
+    def add(self, method: str, seed: int, found: dict[str, Any]) -> None:
+        """Keep what came of one."""
+        record = {"method": method, "seed": seed, "settings": self._settings, "found": found}
+        with self._file.open("a") as file:
+            print(json.dumps({**record, "time": time.strftime("%Y-%m-%d %H:%M")}), file=file)
 
 
 def _line(method: str, found: list[dict[str, Any]], first: str, base: list[dict[str, Any]]) -> str:
@@ -178,13 +220,13 @@ def _line(method: str, found: list[dict[str, Any]], first: str, base: list[dict[
     differences = [mine - 100 * other["accuracy"] for mine, other in zip(accuracies, base, strict=True)]
     spread = f"{min(accuracies):.2f} … {max(accuracies):.2f}"
     away = f"{min(differences):+.2f} … {max(differences):+.2f}"
-    steps = statistics.mean(one["steps"] for one in found)
+    steps, examples = (statistics.mean(one[name] for one in found) for name in ("steps", "examples"))
     line = (
         f"{method:26s} {statistics.mean(accuracies):.2f} % ({spread}), against {first} "
-        f"{statistics.mean(differences):+.2f} points ({away}), {steps:.0f} steps"
+        f"{statistics.mean(differences):+.2f} points ({away}), {steps:.0f} steps, {examples:.0f} examples"
     )
     reached = [one["to_target"] for one in found if one["to_target"]]
     if reached:
         line += f"; target in {len(reached)} of {len(found)}"
         line += "".join(f", {statistics.mean(each[key] for each in reached):.4g} {key}" for key in reached[0])
-    return line
+    return f"{line}, {statistics.mean(one['seconds'] for one in found):.0f} s"

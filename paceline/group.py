@@ -68,15 +68,16 @@ class Group(ABC):
             self.wait(lambda: self._torch_group.allreduce([real], dist.AllreduceOptions()), what)
 
     def _swap_and_add(self, tensor: Tensor, what: str) -> None:
-        """Sum a tensor over two workers. Both add the same two numbers, so that they get the same bits."""
+        """Sum a tensor over two workers. Both add the same two numbers, so that they get the same bits.
+
+        It may be on a GPU of a worker whose group is gloo's (not exercised by the tests).
+        """
         if self._inbox is None or self._inbox.nbytes < tensor.nbytes:
             self._inbox = torch.empty(tensor.nbytes, dtype=torch.uint8)
-        received = self._inbox[: tensor.nbytes].view(tensor.dtype)
-        parts = [0, len(tensor)] if self.rank == 0 else [len(tensor), 0]
-        self.wait(
-            lambda: self._torch_group.alltoall_base(received, tensor, parts, parts, dist.AllToAllOptions()), what
-        )
-        tensor.add_(received)
+        sent, received = tensor.cpu(), self._inbox[: tensor.nbytes].view(tensor.dtype)
+        parts = [0, len(sent)] if self.rank == 0 else [len(sent), 0]
+        self.wait(lambda: self._torch_group.alltoall_base(received, sent, parts, parts, dist.AllToAllOptions()), what)
+        tensor.add_(received.to(tensor.device))
 
     @property
     def _torch_group(self) -> dist.ProcessGroup:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import msgspec
 
 from paceline.errors import WorkersDisagree
 from paceline.records import Meeting, Note, Plan, Round, combine
 
-__all__ = ["both", "compare_plans", "pauses", "round_of"]
+__all__ = ["both", "compare_plans", "ends", "pauses", "round_of"]
 
 
 def round_of(plan: Plan, meeting: Meeting) -> Round:
@@ -37,6 +38,11 @@ def compare_plans(notes: tuple[Note, ...], step: int) -> None:
 def pauses(meeting: Meeting) -> bool:
     """Whether all have to come together now: to stop, or to save, where one may be waiting who has left the loop."""
     return any(note.stop for note in meeting.notes) or bool(meeting.notes[0].save)
+
+
+def ends(notes: Sequence[Note]) -> bool:
+    """Whether the loop ends here, on all workers."""
+    return any(note.final or note.stop for note in notes)
 
 
 def both(first: Meeting | None, second: Meeting) -> Meeting:

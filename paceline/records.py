@@ -118,13 +118,15 @@ class Note(msgspec.Struct, frozen=True):
     """Squared norm of that gradient."""
     most: float = 0.0
     """Examples that fit into its memory at once, if more did not; 0 if all did."""
+    rate: float = 0.0
+    """The learning rate of its optimizer at the end of the round, where rounds have several steps."""
 
 
 _LARGEST = frozenset({"stop", "save", "final"})
 
 
 def combine_all(notes: Sequence[Note]) -> Note:
-    """One note for steps of a worker, one after the other; ``busy_seconds`` and ``most`` are those of the last."""
+    """One note for steps of a worker, one after the other; what is no sum or maximum is that of the last."""
     if len(notes) == 1:
         return notes[0]
     names, columns = Note.__struct_fields__, zip(*map(msgspec.structs.astuple, notes), strict=True)
@@ -132,7 +134,8 @@ def combine_all(notes: Sequence[Note]) -> Note:
     digest = int(notes[0].plan)
     for note in notes[1:]:
         digest = zlib.crc32(int(note.plan).to_bytes(4, "big"), digest)
-    return Note(**{**found, "plan": digest, "busy_seconds": notes[-1].busy_seconds, "most": notes[-1].most})
+    last = {name: getattr(notes[-1], name) for name in ("busy_seconds", "most", "rate")}
+    return Note(**{**found, "plan": digest, **last})
 
 
 def combine(first: Note, second: Note) -> Note:

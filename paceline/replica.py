@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,15 @@ class Replica:
         """The trained parameters, and those with these ids, which were trained a while ago."""
         return [p for _, p in self._all if p.requires_grad or id(p) in also]
 
+    def places(self, ids: Iterable[int]) -> list[int]:
+        """Which of all parameters, trained or not, have these ids: the same numbers on all workers."""
+        wanted = set(ids)
+        return [at for at, (_, p) in enumerate(self._all) if id(p) in wanted]
+
+    def at(self, places: Iterable[int]) -> list[nn.Parameter]:
+        """The parameters at these places."""
+        return [self._all[at][1] for at in places]
+
     @property
     def extra(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that only the optimizer knows, trained or not."""
@@ -83,6 +92,11 @@ class Replica:
     def device(self) -> torch.device:
         """Where the model lives."""
         return self.parameters[0].device
+
+    @property
+    def buffered(self) -> bool:
+        """Whether it may have buffers: the same on all workers."""
+        return bool(self._slots)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
         """The buffers, with names."""

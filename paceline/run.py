@@ -280,6 +280,7 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is not None and not isinstance(error, Interrupted):
             advise(error)
+            self._parts.failure = type(error).__name__  # whoever still holds the loop's iterator: it was no break
             self._loop.abandon()
             self.fleet.fail(error)
         self.close()

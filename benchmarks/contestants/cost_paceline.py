@@ -1,5 +1,6 @@
 """Paceline: LocalSGD, or AllReduce with a batch that is fixed or tested (argument ``fixed`` or ``norm-test``).
 
+With the argument ``pieces``, each worker does its share in four micro-batches.
 What a run learns from a round when the next step begins counts as well.
 """
 
@@ -13,9 +14,23 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from benchmarks.contestants.cost_worker import Loss, serve
 from benchmarks.contestants.job import Job
+from paceline.records import Progress
 from paceline.roles import Batch
 
 FOREVER = 10**9
+PIECES = 4
+
+
+class Same(pl.batch.NormTest):
+    """Tested in every step, and as large as ever."""
+
+    def size(self, progress: Progress) -> int:
+        """The first one."""
+        return self.start
+
+    def due(self, progress: Progress) -> bool:
+        """Always."""
+        return True
 
 
 def main() -> None:
@@ -25,9 +40,10 @@ def main() -> None:
     size = job.settings.batch * job.workers
     batch: int | Batch = size
     if "norm-test" in sys.argv:
-        batch = pl.batch.NormTest(start=size, limit=size, eta=0.5)  # tested in every step, and as large as ever
+        batch = Same(start=size, limit=2 * size, eta=0.5)
     sync = pl.sync.AllReduce() if sys.argv[3:] else pl.sync.LocalSGD(every=job.settings.every)
-    with pl.Run(model, optimizer, TensorDataset(job.x, job.y), batch=batch, sync=sync) as run:
+    micro = job.settings.batch // PIECES if "pieces" in sys.argv else None
+    with pl.Run(model, optimizer, TensorDataset(job.x, job.y), batch=batch, sync=sync, micro=micro) as run:
         steps = run.steps(steps=FOREVER)
         step = next(steps)
 

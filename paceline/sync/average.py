@@ -100,7 +100,7 @@ class WeightedAverage:
             digest = zlib.crc32(repr([(list(shape), str(dtype)) for shape, dtype in shapes]).encode())
             self._group.agree({"set of averaged tensors": f"{len(shapes)} of digest {digest}"})
             self._sum.lay_out(tensors, tail)
-            self._drift.lay_out(self._sum.heads(models))
+            self._drift.lay_out(*self._sum.heads(models))
             self._layout = (shapes, models, tail)
 
     @torch.no_grad()

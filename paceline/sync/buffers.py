@@ -62,16 +62,20 @@ class BufferAverage:
         self._apply(self.live, torch.from_numpy(changes).clone())
         self._new = [name for name, flag in zip(self._names, flags, strict=True) if flag > 0 and name not in self.live]
 
-    def finish(self, group: Group, what: str) -> None:
-        """Average the buffers that changed for the first time, in a collective of their own, this once."""
+    def finish(self, group: Group, what: str) -> int:
+        """Average the buffers that changed for the first time, in a collective of their own, this once.
+
+        Gives the bytes that this worker sent for it.
+        """
         if not self._new:
-            return
+            return 0
         buffers = self._buffers()
         flat = torch.cat([self._change(name, buffers[name]) for name in self._new]).to(group.device)
         group.all_reduce(flat, what)
         self._apply(self._new, flat)
         self.live += self._new
         self._new = []
+        return group.bytes_to_sum(flat)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The last common values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ __all__ = ["Drift"]
 
 SIZE = 251  # numbers of an image; 9 % error of a squared distance for one worker, less for several
 SAMPLE = 1 << 11  # numbers of a model that are looked at, if it has more: a pass over all of them would cost too much
+LEAST = 16  # of every tensor: a small layer may be what moves
 NEIGHBOURS = 4  # are looked at together: what costs is to fetch a place from memory
 
 
@@ -27,7 +28,7 @@ class Drift:
 
     which estimates the same expression of the models without bias: every number gets a random sign, and every 251st are
     added up, which is linear and keeps squared lengths on average. Of a large model, numbers drawn at random once and
-    for all stand for all of them; they are so few that numpy is done before torch has begun.
+    for all stand for the others of their tensor; they are so few that numpy is done before torch has begun.
     """
 
     def __init__(self, rank: int, size: int, seed: int = 0) -> None:
@@ -47,23 +48,30 @@ class Drift:
         """The root of the estimate, after the exchange."""
         self._samples: list[Callable[[], Numbers]] = []
 
-    def lay_out(self, tensors: Sequence[Tensor]) -> None:
-        """These flat tensors hold the model, times ``scale``, when the exchange begins."""
-        sizes = [tensor.numel() for tensor in tensors]
-        taken = [size if sum(sizes) <= SAMPLE else _sample_size(size, sum(sizes)) for size in sizes]
+    def lay_out(self, flats: Sequence[Tensor], sizes: Sequence[Sequence[int]]) -> None:
+        """These flat tensors hold the model, times ``scale``, when the exchange begins.
+
+        ``sizes`` are the numbers of what each of them consists of, one behind the other.
+        """
+        reals = [torch.view_as_real(flat).view(-1) if flat.is_complex() else flat for flat in flats]
+        whole = sum(real.numel() for real in reals)
         generator = torch.Generator().manual_seed(self._seed)
-        places = [
-            None if count == size else _draw(size, count, generator)
-            for size, count in zip(sizes, taken, strict=True)
-        ]
-        self._samples = [_sampler(*each) for each in zip(tensors, places, strict=True)]
-        self._bounds = list(accumulate(taken, initial=0))
-        rows = -(-self._bounds[-1] // SIZE)
+        self._samples, self._bounds, factors = [], [0], []
+        for flat, real, parts in zip(flats, reals, sizes, strict=True):
+            places, begin = [], 0
+            for part in parts:
+                size = part * (2 if flat.is_complex() else 1)
+                count = size if whole <= SAMPLE else _sample_size(size, whole)
+                drawn = torch.arange(size) if count == size else _draw(size, count, generator)
+                places.append(begin + drawn)
+                factors += [math.sqrt(size / max(count, 1))] * count
+                begin += size
+            self._samples.append(_sampler(real, torch.cat(places) if places else torch.empty(0, dtype=torch.int64)))
+            self._bounds.append(len(factors))
+        rows = -(-len(factors) // SIZE)
         self._looked_at, self._signed = np.zeros(rows * SIZE), np.empty((rows, SIZE))
-        signs = 2.0 * torch.randint(2, (rows, SIZE), generator=generator).numpy() - 1.0
-        for (start, stop), size in zip(pairwise(self._bounds), sizes, strict=True):
-            signs.reshape(-1)[start:stop] *= math.sqrt(size / max(stop - start, 1))
-        self._signs = signs
+        self._signs = 2.0 * torch.randint(2, (rows, SIZE), generator=generator).numpy() - 1.0
+        self._signs.reshape(-1)[: len(factors)] *= factors
 
     def write(self, out: Numbers) -> None:
         """This worker's row of a table of zeros."""
@@ -91,7 +99,7 @@ class Drift:
 
 def _sample_size(size: int, whole: int) -> int:
     """How many of ``size`` numbers are looked at, of a model that has ``whole``."""
-    return min(size, NEIGHBOURS * -(-size * SAMPLE // (whole * NEIGHBOURS)))
+    return min(size, max(LEAST, NEIGHBOURS * -(-size * SAMPLE // (whole * NEIGHBOURS))))
 
 
 def _draw(size: int, count: int, generator: torch.Generator) -> Tensor:
@@ -100,10 +108,9 @@ def _draw(size: int, count: int, generator: torch.Generator) -> Tensor:
     return (starts + torch.arange(NEIGHBOURS)).remainder(size).view(-1)
 
 
-def _sampler(tensor: Tensor, places: Tensor | None) -> Callable[[], Numbers]:
+def _sampler(tensor: Tensor, places: Tensor) -> Callable[[], Numbers]:
     """Gives the numbers at some places of a flat tensor as they are then; for a few, numpy is faster than torch."""
     if tensor.device.type == "cpu" and tensor.dtype != torch.bfloat16:
-        array = tensor.numpy()
-        return (lambda: array) if places is None else partial(array.take, places.numpy())
-    there = None if places is None else places.to(tensor.device)
-    return lambda: (tensor if there is None else tensor.index_select(0, there)).cpu().float().numpy()
+        return partial(tensor.numpy().take, places.numpy())
+    there = places.to(tensor.device)
+    return lambda: tensor.index_select(0, there).cpu().float().numpy()

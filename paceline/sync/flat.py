@@ -61,13 +61,10 @@ class FlatSum:
         """All numbers of the tensors, one flat tensor for each dtype."""
         return [flat.body for flat in self._flats]
 
-    def heads(self, count: int) -> list[Tensor]:
-        """The numbers of the first ``count`` tensors: for each dtype the beginning of its flat tensor."""
-        sizes = [view.numel() for view in self.views]
-        return [
-            flat.body[: sum(sizes[at] for at in members if at < count)]
-            for flat, members in zip(self._flats, self._members, strict=True)
-        ]
+    def heads(self, count: int) -> tuple[list[Tensor], list[list[int]]]:
+        """The numbers of the first ``count`` tensors: for each dtype the beginning of its flat tensor, and their sizes."""
+        sizes = [[self.views[at].numel() for at in members if at < count] for members in self._members]
+        return [flat.body[: sum(each)] for flat, each in zip(self._flats, sizes, strict=True)], sizes
 
     @torch.no_grad()
     def lay_out(self, tensors: Sequence[Tensor], tail: int) -> None:

@@ -15,6 +15,7 @@ from paceline.codec import Identity
 from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.group import Part
+from paceline.meeting import ends
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
@@ -107,7 +108,9 @@ class Hierarchical(LocalSGD):
         self._average_inside(self._inside.whole, now.step - 1, final=over)
         if not over:
             return None
-        note = msgspec.structs.replace(self._tally.whole, busy_seconds=own_seconds)
+        note = msgspec.structs.replace(
+            self._tally.whole, busy_seconds=own_seconds, final=float(last), rate=self._rate
+        )
         self._inside_seconds = 0.0
         return self._average_between(note, now.step - 1)
 
@@ -123,7 +126,8 @@ class Hierarchical(LocalSGD):
             met = self._average_inside(inside, plan.step, left=True)
             # When all of a site have left, nobody is there to tell when the round ends: the other sites will.
             if any(note.final for note in met.notes) or all(note.stop for note in met.notes):
-                return self._average_between(msgspec.structs.replace(whole, stop=max(1.0, whole.stop)), plan.step)
+                whole = msgspec.structs.replace(whole, stop=max(1.0, whole.stop), rate=self._rate)
+                return self._average_between(whole, plan.step)
             inside = Note(steps=0.0)
 
     def reload(self) -> None:
@@ -174,7 +178,7 @@ class Hierarchical(LocalSGD):
         what = f"the models of the sites after step {step}"
         self._tell(note, what)
         parameters = self.merge.parameters
-        rest = [buffer for _, buffer in self._replica.buffers() if buffer.is_floating_point()]
+        rest = self.merge.common_buffers()
         rest += self.optimizer_state.averaged(self._replica.optimizer)
         drift = torch.zeros(1, device=parameters[0].device)
         if self._leaders.rank >= 0 and self._leaders.size > 1:
@@ -190,11 +194,14 @@ class Hierarchical(LocalSGD):
         )
         self.bytes_sent += self._spread.bytes_sent
         if self.outer is not None and any(each.weight for each in self._table.all):
-            assign(parameters, self.outer.step([p.detach().clone() for p in parameters], parameters))
+            means = [p.detach().clone() for p in parameters]
+            assign(parameters, self.outer.step(means, parameters, self._table.all))
         self._anchor()
         self.merge.restart()
         self._weight = 0.0
         self._begin_round()
+        if ends(self._table.all):
+            self.merge.share_counters()
         return Meeting(self._table.all, float(drift) if self.fleet.size > 1 else None)
 
     def _tell(self, note: Note, what: str) -> None:

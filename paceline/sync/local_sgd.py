@@ -14,7 +14,7 @@ from paceline.codec import Identity
 from paceline.errors import LoopError, SettingError
 from paceline.fleet import Fleet
 from paceline.group import Group, Part
-from paceline.meeting import both, pauses
+from paceline.meeting import both, ends, pauses
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
@@ -104,7 +104,6 @@ class LocalSGD:
         self._fleet, self._replica = fleet, replica
         if self.outer is not None:
             self.outer.forget()
-            self.outer.follow(replica.optimizer)
         self.merge = self._make_merge(fleet)
         self._begin_round()
 
@@ -200,6 +199,7 @@ class LocalSGD:
             busy_seconds=busy_seconds,
             blocked_seconds=self.merge.blocked_seconds,
             final=float(last),
+            rate=self._rate,
         )
         if not self.overlap:
             return self._end_round(note, now.step - 1)
@@ -213,7 +213,7 @@ class LocalSGD:
         """Take part in the average that ends the round, with the examples that were used, and ask all to stop then."""
         self._scale = self._scale or float(plan.batch)
         note = self._tally.whole
-        note = msgspec.structs.replace(note, stop=max(1.0, note.stop))
+        note = msgspec.structs.replace(note, stop=max(1.0, note.stop), rate=self._rate)
         with self.fleet.patiently(self._parts):
             return self._meet_once_more(note, plan) if self.overlap else self._end_round(note, plan.step)
 
@@ -259,6 +259,8 @@ class LocalSGD:
         differs = self._weight > 0 or self._tally.steps > 0 or self.merge.flight is not None
         return {
             "tally": self._tally.state_dict(),
+            "trained": self._replica.places(self.merge.trained),
+            "counters": [buffer for _, buffer in self._replica.buffers() if not buffer.is_floating_point()],
             "scale": self._scale,
             "weight": self._weight,
             "model": module.state_dict() if differs else None,
@@ -275,13 +277,21 @@ class LocalSGD:
         if state["model"] is not None:
             self._replica.module.load_state_dict(state["model"])
             assign([p for _, p in self._replica.extra], state["extra"])
+        counters = [buffer for _, buffer in self._replica.buffers() if not buffer.is_floating_point()]
+        assign(counters, state["counters"])
+        self.merge.trained = set(map(id, self._replica.at(state["trained"])))
         self.merge.load_state_dict(state["merge"])
         self._statistics.load_state_dict(state["statistics"])
         self._replica.optimizer.load_state_dict(state["optimizer"])
 
     def _begin_round(self) -> None:
         self._tally.clear()
-        self.merge.trained = set()
+        if not self.overlap:  # else the average of what was trained is still to land
+            self.merge.trained = set()
+
+    @property
+    def _rate(self) -> float:
+        return float(self._replica.optimizer.param_groups[0].get("lr", 0.0))
 
     def _make_merge(self, fleet: Fleet) -> Merge:
         group: Group = fleet
@@ -307,6 +317,8 @@ class LocalSGD:
         self.bytes_sent = self.merge.bytes_sent
         self._weight = 0.0
         self._begin_round()
+        if ends(meeting.notes):
+            self.merge.share_counters()
         return meeting
 
     def _set_off(self, note: Note, step: int) -> None:
@@ -320,6 +332,6 @@ class LocalSGD:
 
     def _equalise(self) -> None:
         """After the last average in the background: corrections are right up to rounding; now to the bit."""
-        self.merge.equalise(self._weight, self._scale)
+        self.bytes_sent += self.merge.equalise(self._weight, self._scale)
         self.merge.restart()
         self._weight = 0.0

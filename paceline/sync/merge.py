@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -68,6 +69,7 @@ class Merge:
     def restart(self) -> None:
         """The replica's values are the same on all workers now."""
         self.flight = None
+        self.trained = set()
         self.buffers.reset()
         self._average.begin(self._replica.parameters)
         if self._outer is not None:
@@ -90,11 +92,11 @@ class Merge:
             riders = [self.buffers, *self._tell(note, measured)]
             self._average.prepare(tensors, len(parameters), riders)
             mean = self._average.of(tensors, note.weight, scale, riders, what)
-            self.buffers.finish(self._group, f"the buffers: {what}")
             self.bytes_sent, drift = self._average.bytes_sent, self._average.drift
+            self.bytes_sent += self.buffers.finish(self._group, f"the buffers: {what}")
             mean.write(tensors[len(parameters) :], first=len(parameters))
         if self._outer is not None and _worked(self._notes.all):
-            assign(parameters, self._outer.step(mean.tensors()[: len(parameters)], parameters))
+            assign(parameters, self._outer.step(mean.tensors()[: len(parameters)], parameters, self._notes.all))
         elif mean.views is not parameters:
             mean.write(parameters)
         self._average.begin(parameters)
@@ -153,7 +155,9 @@ class Merge:
         mean, meeting = flight.arrive()
         self.blocked_seconds = time.perf_counter() - since
         worked = _worked(meeting.notes)
-        new = self._outer.step(mean, flight.parameters) if self._outer is not None and worked else mean
+        new: Sequence[Tensor] = mean
+        if self._outer is not None and worked:
+            new = self._outer.step(mean, flight.parameters, meeting.notes)
         self._average.begin(new)
         with torch.no_grad():
             change = torch._foreach_sub(list(new), flight.own)
@@ -162,15 +166,46 @@ class Merge:
         self.bytes_sent = self._average.bytes_sent
         return meeting
 
-    def equalise(self, weight: float, scale: float) -> None:
-        """Make parameters and buffers the weighted average over all workers, in full precision and to the bit."""
-        buffers = [buffer for _, buffer in self._replica.buffers() if buffer.is_floating_point()]
-        tensors = [*self.parameters, *buffers]
-        if self._fleet.size > 1:
-            self._plain.prepare(tensors, len(tensors), [])
-            mean = self._plain.of(tensors, weight, scale, [], "the models of all workers")
-            if mean.views is not tensors:
-                mean.write(tensors)
+    def equalise(self, weight: float, scale: float) -> int:
+        """Make parameters and buffers the weighted average over all workers, in full precision and to the bit.
+
+        Counters become rank 0's. Gives the bytes that this worker sent for the average.
+        """
+        if self._fleet.size == 1:
+            return 0
+        tensors = [*self.parameters, *self.common_buffers()]
+        self._plain.prepare(tensors, len(tensors), [])
+        mean = self._plain.of(tensors, weight, scale, [], "the models of all workers")
+        if mean.views is not tensors:
+            mean.write(tensors)
+        self.share_counters()
+        return self._plain.bytes_sent
+
+    def common_buffers(self) -> list[Tensor]:
+        """The floating-point buffers that have the same shape on all workers; others (caches) stay their own."""
+        own = {name: buffer for name, buffer in self._replica.buffers() if buffer.is_floating_point()}
+        if not self._replica.buffered or self._fleet.size == 1:
+            return list(own.values())
+        shapes = {name: list(buffer.shape) for name, buffer in own.items()}
+        blobs = self._fleet.gather(msgspec.json.encode(shapes), "the shapes of the others' buffers")
+        found = [msgspec.json.decode(blob, type=dict[str, list[int]]) for blob in blobs]
+        return [buffer for name, buffer in own.items() if all(each.get(name) == shapes[name] for each in found)]
+
+    @torch.no_grad()
+    def share_counters(self) -> None:
+        """Make the buffers that are not floating point rank 0's: all workers must call it."""
+        if not self._replica.buffered or self._fleet.size == 1:
+            return
+        counters = [buffer for _, buffer in self._replica.buffers() if not buffer.is_floating_point()]
+        kinds = [(list(each.shape), str(each.dtype)) for each in counters]
+        self._fleet.agree({"set of integer buffers": f"{len(kinds)} of digest {zlib.crc32(repr(kinds).encode())}"})
+        if not counters:
+            return
+        raw = [each.contiguous().view(-1).view(torch.uint8) for each in counters]
+        flat = torch.cat(raw).to(self._fleet.device)
+        self._fleet.broadcast(flat, "rank 0's counters")
+        for counter, part in zip(counters, torch.split(flat, [each.numel() for each in raw]), strict=True):
+            counter.copy_(part.to(counter.device, copy=True).view(counter.dtype).view(counter.shape))
 
     @contextmanager
     def consensus(self, weight: float, scale: float) -> Iterator[None]:
@@ -179,9 +214,6 @@ class Merge:
         tensors = [*self.parameters, *buffers]
         own = [tensor.detach().clone() for tensor in tensors]
         self.equalise(weight, scale)
-        for name, buffer in self._replica.buffers():
-            if not buffer.is_floating_point():
-                self._fleet.broadcast(buffer, f"rank 0's {name}")
         try:
             yield
         finally:
@@ -192,7 +224,12 @@ class Merge:
         flight = None
         if self.flight is not None:
             mean, meeting = self.flight.arrive()
-            flight = {"own": self.flight.own, "mean": list(mean), "meeting": msgspec.msgpack.encode(meeting)}
+            flight = {
+                "of": self._replica.places(map(id, self.flight.parameters)),
+                "own": self.flight.own,
+                "mean": list(mean),
+                "meeting": msgspec.msgpack.encode(meeting),
+            }
         return {"buffers": self.buffers.state_dict(), "average": self._average.state_dict(), "flight": flight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -201,7 +238,7 @@ class Merge:
         self._average.load_state_dict(state["average"])
         if (flight := state["flight"]) is not None:
             found = flight["mean"], msgspec.msgpack.decode(flight["meeting"], type=Meeting)
-            parameters = self._replica.parameters
+            parameters = self._replica.at(flight["of"])
             self.flight = Flight(parameters, [p.detach() for p in parameters], flight["own"], lambda: found)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from paceline.errors import SettingError
+from paceline.records import Note
 
 __all__ = ["DiLoCo", "MakeOptimizer", "Outer", "SlowMo"]
 
@@ -61,14 +62,9 @@ class Outer:
         self._anchors: list[nn.Parameter] = []
         self._of: list[int] = []
         self._optimizer: Optimizer | None = None
-        self._inner: Optimizer | None = None
 
     def __repr__(self) -> str:
         return repr(self._make) if isinstance(self._make, DiLoCo | SlowMo) else "…"
-
-    def follow(self, inner: Optimizer) -> None:
-        """This is the optimizer of the loop."""
-        self._inner = inner
 
     def forget(self) -> None:
         """Begin anew."""
@@ -85,15 +81,17 @@ class Outer:
         with torch.no_grad():
             torch._foreach_copy_([p.data for p in self._anchors], [p.detach() for p in parameters])
 
-    def step(self, average: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """New values for these parameters, where the next round begins."""
+    def step(
+        self, average: Sequence[Tensor], parameters: Sequence[nn.Parameter], notes: Sequence[Note]
+    ) -> list[Tensor]:
+        """New values for these parameters, where the next round begins; ``notes`` are those of all workers."""
         assert self._optimizer is not None
         if [id(p) for p in parameters] != self._of:
             raise SettingError(
                 f"{len(self._anchors)} parameters were trained when this round began, and {len(average)}, or others, "
                 "are now; the outer optimizer needs the change of each, so freeze or thaw parameters in a new Run"
             )
-        rate = self._rate()
+        rate = self._rate(notes)
         if rate == 0.0:  # nothing was learnt, or nothing should have been
             self.begin([mean.detach() for mean in average])
             return [anchor.detach() for anchor in self._anchors]
@@ -118,8 +116,15 @@ class Outer:
             assert self._optimizer is not None
             self._optimizer.load_state_dict(state["optimizer"])
 
-    def _rate(self) -> float:
-        """What SlowMo calls g; 1 for all others."""
-        if not isinstance(self._make, SlowMo) or self._inner is None:
+    def _rate(self, notes: Sequence[Note]) -> float:
+        """What SlowMo calls g; 1 for all others.
+
+        Where workers have done different numbers of steps, their schedules are at different places: all take the mean
+        by weight, so that all compute the same.
+        """
+        if not isinstance(self._make, SlowMo):
             return 1.0
-        return float(self._inner.param_groups[0]["lr"])
+        rates = {note.rate for note in notes if note.weight}
+        if len(rates) == 1:
+            return rates.pop()
+        return sum(note.weight * note.rate for note in notes) / sum(note.weight for note in notes)

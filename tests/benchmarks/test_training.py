@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {
     "model": "mlp",
     "epochs": 1,
     "batch": 64,
-    "lr": 0.02,
+    **adaptive.RATES,
     "decay": 0.0,
     "limit": 256,
     "target": 0.1,
@@ -73,4 +73,13 @@ def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert [len(found[name]) for name in ("all-reduce", "H = 4")] == [1, 1]
     assert found["all-reduce"][0]["steps"] == found["H = 4"][0]["steps"] == 2
     assert found["H = 4"][0]["rounds"] == 1
+    # Again with one method more: what was trained is not trained again.
+    monkeypatch.setattr(sys, "argv", ["accuracy.py", *arguments.split(), *methods, "--method", "H = 16"])
+    before, trained = found, []
+    launch = bench.launch
+    monkeypatch.setattr(bench, "launch", lambda *given: trained.append(given[3]) or launch(*given))  # type: ignore[func-returns-value]
+    training.compare("accuracy", accuracy.__doc__, accuracy.make, list(accuracy.METHODS), accuracy.USUAL)
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert trained == ["H = 16"]
+    assert {name: last["results"]["methods"][name] for name in before} == before
     assert json.loads((tmp_path / "results" / "accuracy-digits.json").read_text()) == last

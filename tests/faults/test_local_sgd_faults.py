@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import paceline as pl
 from paceline import sync
 from paceline.testing import Workers
+from tests.laws.test_local_sgd import Bar
 from tests.pool import Pool, RemoteError
 from tests.problems import data, mlp
 
@@ -23,7 +24,7 @@ PROMISE = DEADLINE + 10  # seconds, of the documentation
 CULPRIT = 1
 
 
-def train(kind: str, raise_at: int | None = None, early: bool = False) -> None:
+def train(kind: str, raise_at: int | None = None, early: bool = False, held: bool = False) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     roles: dict[str, Callable[[], sync.LocalSGD]] = {
@@ -33,7 +34,8 @@ def train(kind: str, raise_at: int | None = None, early: bool = False) -> None:
         "sites": lambda: sync.Hierarchical(2, 4, site="ab"[int(os.environ["RANK"]) // 2]),
     }
     with pl.Run(model, optimizer, data(4000), batch=12, deadline=DEADLINE, sync=roles[kind]()) as run:
-        for step in run.steps(epochs=1000):
+        steps = run.steps(epochs=1000)
+        for step in Bar(steps) if held else steps:
             optimizer.zero_grad()
             for x, y in step:
                 step.backward(F.cross_entropy(model(x), y))
@@ -46,20 +48,20 @@ def train(kind: str, raise_at: int | None = None, early: bool = False) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault", "step", "stage"),
+    ("kind", "fault", "step", "stage", "size"),
     [
-        ("rounds", "kill", 5, "computing"),
-        ("rounds", "freeze", 7, "averaging models"),
-        ("overlap", "kill", 8, "computing"),  # the average of the round before is under way
-        ("overlap", "freeze", 5, "updating"),
-        ("seconds", "kill", 3, "computing"),  # in the first round: later, steps have other numbers on every worker
-        ("sites", "kill", 5, "averaging models in the site"),
-        ("sites", "freeze", 7, "averaging models between sites"),
+        ("rounds", "kill", 5, "computing", 3),
+        ("rounds", "freeze", 7, "averaging models", 2),  # two workers swap their models
+        ("overlap", "kill", 8, "computing", 2),  # the average of the round before is under way
+        ("overlap", "freeze", 5, "updating", 3),
+        ("seconds", "kill", 3, "computing", 3),  # in the first round: later, steps have other numbers on every worker
+        ("sites", "kill", 5, "averaging models in the site", 3),
+        ("sites", "freeze", 7, "averaging models between sites", 3),
     ],
 )
-def test_the_others_end_and_say_why(workers: Workers, kind: str, fault: str, step: int, stage: str) -> None:
+def test_the_others_end_and_say_why(workers: Workers, kind: str, fault: str, step: int, stage: str, size: int) -> None:
     """Whichever average they wait in, and whether they are at the site of the one that is lost or at another."""
-    group = workers(train, kind, size=3)
+    group = workers(train, kind, size=size)
     at = group.at(step=step, worker=CULPRIT, stage=stage)
     {"kill": at.kill, "freeze": at.freeze}[fault]()
     outcome = group.wait(DEADLINE + 60)
@@ -72,19 +74,20 @@ def test_the_others_end_and_say_why(workers: Workers, kind: str, fault: str, ste
         assert re.search(says, ending.output), ending.output
 
 
-def meets_an_error(kind: str, early: bool) -> tuple[str, str]:
+def meets_an_error(kind: str, early: bool, held: bool) -> tuple[str, str]:
     """One worker raises in the body of the loop, in the middle of a round."""
     try:
-        train(kind, raise_at=5, early=early)
+        train(kind, raise_at=5, early=early, held=held)
     except (pl.WorkerLost, ValueError) as error:
         return type(error).__name__, str(error)
     return "ended", ""
 
 
+@pytest.mark.parametrize("held", [False, True], ids=["", "held by a bar"])
 @pytest.mark.parametrize("early", [True, False], ids=["before the optimizer", "after it"])
 @pytest.mark.parametrize("kind", ["rounds", "overlap", "sites"])
-def test_an_error_is_not_taken_for_a_break(pool: Pool, kind: str, early: bool) -> None:
-    found = pool.run(3, meets_an_error, kind, early)
+def test_an_error_is_not_taken_for_a_break(pool: Pool, kind: str, early: bool, held: bool) -> None:
+    found = pool.run(3, meets_an_error, kind, early, held)
     assert found[CULPRIT] == ("ValueError", "a bad example")
     for rank in (0, 2):
         name, told = found[rank]
@@ -118,9 +121,9 @@ def one_leaves(kind: str, call: str, tmp: str) -> str:
         return f"{run.progress.step} {run.replica.digest()}"
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("rounds", 8), ("overlap", 10), ("sites", 8)])
-def test_who_has_left_waits_as_long_as_the_others_move_on(pool: Pool, kind: str, steps: int) -> None:
-    found = pool.run(3, one_leaves, kind, "nothing", "")
+@pytest.mark.parametrize(("kind", "steps", "size"), [("rounds", 8, 2), ("overlap", 10, 3), ("sites", 8, 3)])
+def test_who_has_left_waits_as_long_as_the_others_move_on(pool: Pool, kind: str, steps: int, size: int) -> None:
+    found = pool.run(size, one_leaves, kind, "nothing", "")
     assert len(set(found)) == 1
     assert found[0].startswith(f"{steps} ")
 

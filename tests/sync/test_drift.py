@@ -53,7 +53,8 @@ def estimated(
         one = Drift(rank, len(models), seed)
         one.weight, one.scale = weights[rank], scales[rank] if scales else 1.0
         flats = [model[:100] * one.scale, model[100:] * one.scale]
-        one.lay_out(flats)
+        rest = len(model) - 100
+        one.lay_out(flats, [[100], [rest // 3, rest - rest // 3]])
         numbers = np.empty(one.numel)
         one.write(numbers)
         table += numbers
@@ -112,6 +113,22 @@ def test_nobody_has_done_anything() -> None:
 def test_models_of_any_precision(dtype: torch.dtype) -> None:
     models = [model.to(dtype) for model in models_apart(2, 5000, 6)]
     assert abs(estimated(models, [1.0, 1.0])[0] ** 2 - exact(models, [1.0, 1.0])) <= 5 * spread(models, [1.0, 1.0])
+
+
+def test_a_small_tensor_that_moves_alone_is_seen() -> None:
+    """16 numbers in a million: a sample of all numbers alike would see none of them."""
+    models = [torch.zeros(1_000_000) for _ in range(2)]
+    models[0][:100] = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    square = estimated(models, [1.0, 1.0])[0] ** 2
+    # 16 of 100 squares, drawn in 4 places: their mean is right to sqrt(2 / 4) at worst, and five times that is allowed.
+    assert 0 < square < (1 + 5 * math.sqrt(0.5)) * exact(models, [1.0, 1.0])
+
+
+def test_complex_numbers_count_with_both_parts() -> None:
+    real, imaginary = models_apart(2, 200, 7), models_apart(2, 200, 8)
+    models = [torch.complex(one, other) for one, other in zip(real, imaginary, strict=True)]
+    both = [torch.view_as_real(model).flatten() for model in models]
+    assert abs(estimated(models, [1.0, 3.0])[0] ** 2 - exact(both, [1.0, 3.0])) <= 5 * spread(both, [1.0, 3.0])
 
 
 def test_a_model_that_is_not_finite_is_infinitely_far() -> None:

@@ -1,0 +1,233 @@
+"""Corners of Local SGD: counters, caches, layers that are frozen, rates that differ; whatever it is, all end alike."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import paceline as pl
+from paceline import codec, sync
+from paceline.records import Note
+from paceline.sync.outer import Outer
+from tests.laws.test_local_sgd import Skewed
+from tests.pool import Pool
+from tests.problems import data, mlp, train
+
+ROLES: dict[str, Callable[[], sync.LocalSGD]] = {
+    "rounds": lambda: sync.LocalSGD(4),
+    "overlap": lambda: sync.LocalSGD(4, overlap=2),
+    "sites": lambda: sync.Hierarchical(2, 4, site="ab"[int(os.environ["RANK"]) // 2]),
+}
+
+
+def counting() -> nn.Module:
+    """Has counters: BatchNorm's, and one of 16 bits, which gloo does not know."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model.register_buffer("calls", torch.zeros(3, dtype=torch.int16))
+    model.register_forward_hook(lambda module, *_: module.get_buffer("calls").add_(1) and None)
+    return model
+
+
+def counted(kind: str, leaves: bool) -> tuple[str, str, int]:
+    """Digests in a consensus and at the end, and what this worker had counted before the last meeting."""
+    warnings.filterwarnings("ignore", "1 .BatchNorm1d. takes its statistics")
+    model, calls = counting(), 0
+    optimizer = SGD(model.parameters(), lr=0.05)
+    role = ROLES[kind]()
+    with pl.Run(model, optimizer, data(61), batch=12, balance=Skewed(), sync=role, micro=3, deadline=20.0) as run:
+        for step in run.steps(steps=14):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            calls = int(model.get_buffer("calls")[0])
+            optimizer.step()
+            if leaves and run.fleet.rank == 1 and step.index == 9:
+                break
+        with run.consensus():
+            inside = run.replica.digest()
+        return inside, run.replica.digest(), calls
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["to the end", "one leaves"])
+@pytest.mark.parametrize("kind", ROLES)
+def test_counters_end_alike_although_workers_count_differently(pool: Pool, kind: str, leaves: bool) -> None:
+    found = pool.run(3, counted, kind, leaves)
+    assert len({calls for _, _, calls in found}) > 1
+    assert len({inside for inside, _, _ in found}) == 1
+    assert len({end for _, end, _ in found}) == 1
+
+
+def own_counters(folder: str, save_at: int | None, resume: bool) -> list[int]:
+    """The counters of this worker after each step."""
+    warnings.filterwarnings("ignore", "1 .BatchNorm1d. takes its statistics")
+    model = counting()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    found = []
+    role = sync.LocalSGD(4)
+    with pl.Run(model, optimizer, data(61), batch=12, balance=Skewed(), sync=role, micro=3, deadline=20.0) as run:
+        if resume:
+            run.resume(folder)
+
+        def see(step: pl.Step) -> None:
+            found.append(int(model.get_buffer("calls")[0]))
+            if step.index == save_at:
+                run.save(f"{folder}/saved.ckpt")
+
+        train(run, model, steps=11, each=see)
+    return found
+
+
+@pytest.mark.parametrize("save_at", [3, 5], ids=["at the end of a round", "in the middle of one"])
+def test_counters_are_each_workers_own_after_a_resume(pool: Pool, tmp_path: Path, save_at: int) -> None:
+    whole = pool.run(2, own_counters, str(tmp_path), save_at, False)
+    assert whole[0] != whole[1]
+    resumed = pool.run(2, own_counters, str(tmp_path), None, True)
+    assert resumed == [each[save_at + 1 :] for each in whole]
+
+
+def frozen(folder: str, overlap: int, freeze_after: int, save_at: int | None, resume: bool) -> tuple[str, str]:
+    """A layer is frozen in the middle; digests in a consensus soon after, and at the end."""
+    model = mlp(dtype=torch.float64)
+    optimizer = SGD(model.parameters(), lr=0.2)
+    x, y = data(61).tensors
+    inside = ""
+    role = sync.LocalSGD(4, overlap=overlap)
+    dataset = torch.utils.data.TensorDataset(x.double(), y)
+    with pl.Run(model, optimizer, dataset, batch=12, sync=role, deadline=20.0) as run:
+        if resume:
+            run.resume(folder)
+            freeze(model)
+
+        def each(step: pl.Step) -> None:
+            nonlocal inside
+            if step.index == freeze_after:
+                freeze(model)
+            if step.index == save_at:
+                run.save(f"{folder}/saved.ckpt")
+            if step.index == freeze_after + 1:
+                with run.consensus():
+                    inside = run.replica.digest()
+
+        train(run, model, steps=11, each=each)
+        return inside, run.replica.digest()
+
+
+def freeze(model: nn.Module) -> None:
+    for parameter in next(model.children()).parameters():
+        parameter.requires_grad_(False)
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("freeze_after", [3, 5], ids=["at the end of a round", "in the middle of one"])
+def test_a_layer_that_is_frozen_is_averaged_once_more(
+    pool: Pool, tmp_path: Path, overlap: int, freeze_after: int
+) -> None:
+    """Also if the run is saved and resumed before that."""
+    whole = pool.run(2, frozen, str(tmp_path), overlap, freeze_after, None, False)
+    assert whole[0] == whole[1]
+    saved = pool.run(2, frozen, str(tmp_path), overlap, freeze_after, freeze_after + 1, False)
+    resumed = pool.run(2, frozen, str(tmp_path), overlap, freeze_after, None, True)
+    assert {end for _, end in (*saved, *resumed)} == {saved[0][1]}
+
+
+class Cache(nn.Module):
+    """Keeps a table that grows with what it has seen, as position tables do."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > len(self.table):
+            self.table = torch.zeros(len(x))
+        return x
+
+
+def cached(kind: str) -> list[str]:
+    torch.manual_seed(3)
+    model = nn.Sequential(Cache(), nn.Linear(6, 3))
+    optimizer = SGD(model.parameters(), lr=0.05)
+    found = []
+    role = ROLES[kind]()
+    with pl.Run(model, optimizer, data(61), batch=12, balance=Skewed(), sync=role, deadline=10.0) as run:
+
+        def look(step: pl.Step) -> None:
+            with run.consensus():
+                found.append(str([float(p.sum()) for p in model.parameters()]))
+
+        train(run, model, steps=9, each=look)
+    return found
+
+
+@pytest.mark.parametrize("kind", ROLES)
+def test_a_buffer_that_grows_stays_each_workers_own(pool: Pool, kind: str) -> None:
+    first, second, third = pool.run(3, cached, kind)
+    assert first == second == third
+
+
+def with_slow_momentum(seconds: bool) -> tuple[str, list[float]]:
+    """The rates of the workers differ when they meet: one leaves, or each does its own number of steps."""
+    model = mlp(dtype=torch.float64)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    x, y = data(400).tensors
+    rates = []
+    role = sync.LocalSGD(sync.Seconds(0.1) if seconds else 8, outer=sync.SlowMo())
+    dataset = torch.utils.data.TensorDataset(x.double(), y)
+    with pl.Run(model, optimizer, dataset, batch=12, sync=role, deadline=20.0) as run:
+        for step in run.steps(steps=24):
+            optimizer.zero_grad()
+            for inputs, targets in step:
+                step.backward(F.cross_entropy(model(inputs), targets))
+                if seconds and run.fleet.rank == 1:
+                    torch.randn(200, 200) @ torch.randn(200, 200)
+            optimizer.step()
+            scheduler.step()
+            if step.round is not None:
+                rates = [note.rate for note in step.round.notes]
+            if not seconds and run.fleet.rank == 1 and step.index == 10:
+                break
+        return run.replica.digest(), rates
+
+
+@pytest.mark.parametrize("seconds", [False, True], ids=["one leaves", "seconds"])
+def test_slow_momentum_is_the_same_on_all_workers(pool: Pool, seconds: bool) -> None:
+    found = pool.run(2, with_slow_momentum, seconds)
+    assert found[0][0] == found[1][0]
+
+
+def test_the_rate_of_slow_momentum_is_the_mean_by_weight() -> None:
+    outer = Outer(sync.SlowMo())
+    same, other = Note(weight=3.0, rate=0.1), Note(weight=1.0, rate=0.5)
+    assert outer._rate([same, Note(weight=7.0, rate=0.1), Note(rate=0.7)]) == 0.1  # to the bit; who did nothing has none
+    assert outer._rate([same, other]) == pytest.approx(0.2)
+    assert Outer(sync.DiLoCo())._rate([same, other]) == 1.0
+
+
+def bytes_at_the_end(overlap: int) -> list[int]:
+    """What this worker sent in each step."""
+    torch.manual_seed(3)
+    model = nn.Linear(1000, 3)
+    optimizer = SGD(model.parameters(), lr=0.05)
+    sent: list[int] = []
+    role = sync.LocalSGD(4, overlap=overlap, codec=codec.Uniform8())
+    with pl.Run(model, optimizer, data(61, features=1000), batch=12, sync=role, deadline=20.0) as run:
+        train(run, model, steps=8, each=lambda step: sent.append(run.sync.bytes_sent))
+    return sent
+
+
+def test_what_makes_all_equal_in_the_end_is_counted(pool: Pool) -> None:
+    """With averages in the background: once more the whole model, in full precision."""
+    plain, overlapped = pool.run(2, bytes_at_the_end, 0)[0], pool.run(2, bytes_at_the_end, 2)[0]
+    assert overlapped[-1] - plain[-1] > 4 * 3003
