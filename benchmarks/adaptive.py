@@ -1,9 +1,9 @@
 """How many steps does an adaptive batch save, and at what accuracy?
 
-SGD, AdaGrad and AdaGradNorm, each with fixed batches, with the norm test and AdaScale's gain from the same sketches, and
-with the norm test as published. Fixed larger batches with the gain beside them, which shows what the test adds to it; and
-for the two that divide by past gradients, whose steps grow with the batch as it is, the root of the gain. Equal numbers
-of examples: see training.py. For each optimizer the learning rate is the one for the small batch.
+SGD, AdaGrad and AdaGradNorm, each with fixed batches, with the norm test and AdaScale's gain from the same sketches,
+and with the norm test as published. Fixed larger batches with the gain beside them, which shows what the test adds to
+it; and for the two that divide by past gradients, whose steps grow with the batch as it is, the root of the gain. Equal
+numbers of examples: see training.py. For each optimizer the learning rate is the one for the small batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Optimizers] = {
     "AdaGrad": lambda options, model: torch.optim.Adagrad(model.parameters(), lr=options["adagrad"]),
     "AdaGradNorm": lambda options, model: pl.optim.AdaGradNorm(model.parameters(), lr=options["norm"]),
 }
-RATES: dict[str, float] = {"lr": 0.02, "adagrad": 0.01, "norm": 2.0}
+RATES: dict[str, Any] = {"lr": 0.02, "adagrad": 0.01, "norm": 2.0}
 FIXED = [32, 128, 512, 2048, 4096]
 METHODS = [f"{name}, {what}" for name in OPTIMIZERS for what in ("fixed 32", "adaptive", "published")]
 METHODS += [f"{name}, fixed {size}" for size in FIXED[1:] for name in OPTIMIZERS]

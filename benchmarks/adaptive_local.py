@@ -1,8 +1,8 @@
 """What does an adaptive local batch save under Local SGD, in rounds and bytes to an accuracy?
 
-Fixed small and large local batches, the large one also with AdaScale's gain; the norm test with a sketch that rides with
-the average of the models, and the same with the whole gradient in its place, as the published method sends it. Equal
-numbers of examples: see training.py.
+Fixed small and large local batches, the large one also with AdaScale's gain; the norm test with a sketch that rides
+with the average of the models, and the same with the whole gradient in its place, as the published method sends it.
+Equal numbers of examples: see training.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What does a batch of 8, 16 and 32 times the base cost in accuracy, with AdaScale and with linear scaling?
 
-Equal numbers of examples, so that the larger batch has as many steps fewer: see training.py. And as in the paper: AdaScale
-until its scale-invariant steps are as many as those of the base, which takes more examples, with a schedule by that count
-("to the end").
+Equal numbers of examples, so that the larger batch has as many steps fewer: see training.py. And as in the paper:
+AdaScale until its scale-invariant steps are as many as those of the base, which takes more examples, with a schedule by
+that count ("to the end").
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python benchmarks/norm_test_cost.py
 
 Two workers on this machine, a batch that stays as it is: Paceline with ``NormTest`` over Paceline with a fixed batch,
-and AdaptDL over torch DDP. With one micro-batch of each worker, their gradients are compared; with four, every one needs a
-sketch. All run the whole time and take turns on the cores, as in sync_cost.py.
+and AdaptDL over torch DDP. With one micro-batch of each worker, their gradients are compared; with four, every one
+needs a sketch. All run the whole time and take turns on the cores, as in sync_cost.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ ROSTER = [
     Contestant("fixed", "Paceline, fixed", f"{_MODULES}.cost_paceline", ("fixed",)),
     Contestant("norm-test", "Paceline, NormTest", f"{_MODULES}.cost_paceline", ("norm-test",)),
     Contestant("pieces", "Paceline, fixed, 4 micro-batches", f"{_MODULES}.cost_paceline", ("fixed", "pieces")),
-    Contestant("tested pieces", "Paceline, NormTest, 4 micro-batches", f"{_MODULES}.cost_paceline", ("norm-test", "pieces")),
+    Contestant(
+        "tested pieces", "Paceline, NormTest, 4 micro-batches", f"{_MODULES}.cost_paceline", ("norm-test", "pieces")
+    ),
     Contestant("ddp", "torch DDP", f"{_MODULES}.cost_ddp"),
     Contestant("adaptdl", "AdaptDL", f"{_MODULES}.cost_adaptdl", environment="adaptdl"),
 ]

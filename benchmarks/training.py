@@ -1,7 +1,8 @@
 """What the benchmarks of accuracy share: one training by workers of this machine, and the same with methods and seeds.
 
-Equal numbers of examples for all, unless a method says otherwise, learning rate with a warm-up and a cosine in examples. The accuracy is that of the
-consensus on the test set at the end. Needs ``PACELINE_DATA`` for tasks whose data does not come with a package.
+Equal numbers of examples for all, unless a method says otherwise, and a learning rate with a warm-up and a cosine in
+examples. The accuracy is that of the consensus on the test set at the end. Needs ``PACELINE_DATA`` for tasks whose data
+does not come with a package.
 """
 
 from __future__ import annotations

@@ -149,8 +149,8 @@ class Adaptive(ABC):
             raise SettingError(f"{name}: start ({self.start}) must be a multiple of {self.multiple}, as all sizes are")
         if not self.start * self.growth >= self.start + self.multiple:
             raise SettingError(
-                f"{name}: growth ({self.growth}) must be above 1, and from start ({self.start}) to the next multiple of "
-                f"{self.multiple}, or the batch could never change"
+                f"{name}: growth ({self.growth}) must be above 1, and reach from start ({self.start}) to the next "
+                f"multiple of {self.multiple}, or the batch could never change"
             )
         if self.shrink is not None and not 0 < self.shrink < 1:
             raise SettingError(f"{name}: shrink ({self.shrink}) must be between 0 and 1, or None for never")

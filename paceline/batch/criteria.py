@@ -108,8 +108,8 @@ def next_size(
 
     It grows to what is asked for, at most by the factor ``growth``. It shrinks only if less than ``shrink`` times the
     present size is asked for, at most by the same factor: what lies in between changes nothing, so that noise does not
-    make it swing. Sizes are rounded up to a ``multiple``, but not beyond the ``limit`` or that factor, and are not below
-    ``smallest``.
+    make it swing. Sizes are rounded up to a ``multiple``, but not beyond the ``limit`` or that factor, and are not
+    below ``smallest``.
     """
     if asked > size:
         most = min(size * growth, float(limit)) // multiple * multiple

@@ -30,7 +30,7 @@ class Pace:
     def __init__(self, scheduler: LRScheduler, count: Callable[[], float], *, last: int | None = None) -> None:
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise SettingError(
-                f"{type(scheduler).__name__} is not one of torch's schedulers that take no metric; a Pace moves those on"
+                f"{type(scheduler).__name__} is not one of torch's schedulers that take no metric; a Pace moves such on"
             )
         if last is not None and last < 1:
             raise SettingError(f"Pace: last ({last}) must be at least 1, or None for a schedule without an end")

@@ -62,7 +62,7 @@ class FlatSum:
         return [flat.body for flat in self._flats]
 
     def heads(self, count: int) -> tuple[list[Tensor], list[list[int]]]:
-        """The numbers of the first ``count`` tensors: for each dtype the beginning of its flat tensor, and their sizes."""
+        """The first ``count`` tensors: for each dtype the beginning of its flat tensor, and their sizes."""
         sizes = [[self.views[at].numel() for at in members if at < count] for members in self._members]
         return [flat.body[: sum(each)] for flat, each in zip(self._flats, sizes, strict=True)], sizes
 

@@ -108,9 +108,7 @@ class Hierarchical(LocalSGD):
         self._average_inside(self._inside.whole, now.step - 1, final=over)
         if not over:
             return None
-        note = msgspec.structs.replace(
-            self._tally.whole, busy_seconds=own_seconds, final=float(last), rate=self._rate
-        )
+        note = msgspec.structs.replace(self._tally.whole, busy_seconds=own_seconds, final=float(last), rate=self._rate)
         self._inside_seconds = 0.0
         return self._average_between(note, now.step - 1)
 

@@ -138,7 +138,7 @@ def measured(workers_use: str) -> dict[str, float]:
     class Everything(batch.CoordinateTest):
         needs = batch.CoordinateTest.needs | batch.AugmentedTest.needs
 
-    policy = Everything(start=32, limit=32, eta=0.5, every=1)
+    policy = Everything(start=32, limit=64, eta=0.5, every=1)
     probe = pl.Probe(unit=Example(loss), exact=workers_use == "exact")
     with pl.Run(model, optimizer, noisy(), batch=policy, probe=probe) as run:
         for step in run.steps(steps=1):
@@ -595,7 +595,7 @@ def test_gradients_that_no_optimizer_uses_do_not_count(pool: Pool) -> None:
 def second_vectors(lr: Any) -> list[bool]:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    policy = batch.CoordinateTest(start=16, limit=16, eta=0.5, every=5)
+    policy = batch.CoordinateTest(start=16, limit=1024, eta=0.5, every=5)
     found: list[bool] = []
     sent: list[int] = []
     with pl.Run(model, optimizer, data(LENGTH), batch=policy, lr=lr, micro=4) as run:
