@@ -35,7 +35,6 @@ class Group(ABC):
     """The rank, among all workers, of the group's rank 0."""
     handle: dist.ProcessGroup | None = None
     """Torch's name for the group; None for all workers."""
-    _inbox: Tensor | None = None
 
     @abstractmethod
     def wait(self, start: Callable[[], dist.Work], what: str) -> None:
@@ -61,23 +60,23 @@ class Group(ABC):
         if self.size == 1:
             return
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        if self.size == 2 and self.device.type == "cpu" and 0 < real.nbytes <= SWAPPED:
-            self._swap_and_add(real.view(-1), what)
+        if self.swaps(real):
+            sent = real.view(-1).cpu()  # it may be on a GPU, and the group gloo's (not exercised by the tests)
+            received = torch.empty_like(sent)
+            self.swap(sent, received, what)
+            real.add_(received.view(real.shape).to(real.device))
         else:
             # What ``dist.all_reduce`` calls, without its 30 µs of bookkeeping.
             self.wait(lambda: self._torch_group.allreduce([real], dist.AllreduceOptions()), what)
 
-    def _swap_and_add(self, tensor: Tensor, what: str) -> None:
-        """Sum a tensor over two workers. Both add the same two numbers, so that they get the same bits.
+    def swaps(self, tensor: Tensor) -> bool:
+        """Whether such a tensor is summed by a swap: the same on both workers, wherever they have theirs."""
+        return self.size == 2 and self.device.type == "cpu" and 0 < tensor.nbytes <= SWAPPED
 
-        It may be on a GPU of a worker whose group is gloo's (not exercised by the tests).
-        """
-        if self._inbox is None or self._inbox.nbytes < tensor.nbytes:
-            self._inbox = torch.empty(tensor.nbytes, dtype=torch.uint8)
-        sent, received = tensor.cpu(), self._inbox[: tensor.nbytes].view(tensor.dtype)
+    def swap(self, sent: Tensor, received: Tensor, what: str) -> None:
+        """Two workers give each other a flat tensor; both add the same two numbers then, and get the same bits."""
         parts = [0, len(sent)] if self.rank == 0 else [len(sent), 0]
         self.wait(lambda: self._torch_group.alltoall_base(received, sent, parts, parts, dist.AllToAllOptions()), what)
-        tensor.add_(received.to(tensor.device))
 
     @property
     def _torch_group(self) -> dist.ProcessGroup:

@@ -15,7 +15,7 @@ __all__ = ["both", "compare_plans", "ends", "pauses", "round_of"]
 
 def round_of(plan: Plan, meeting: Meeting) -> Round:
     """What a round of several steps has come to; ``plan`` is that of its last step."""
-    return Round(plan, meeting.notes, meeting.stats, meeting.drift, meeting.background)
+    return Round(plan, meeting.notes, meeting.stats, meeting.apart, meeting.background)
 
 
 def compare_plans(notes: tuple[Note, ...], step: int) -> None:
@@ -60,4 +60,4 @@ def both(first: Meeting | None, second: Meeting) -> Meeting:
         )
         for one, other, its in zip(first.notes, second.notes, found.notes, strict=True)
     )
-    return Meeting(notes, second.drift, second.background, found.stats)
+    return Meeting(notes, second.apart, second.background, found.stats)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from paceline.ranges import Ranges, part
 __all__ = [
     "Coordinates",
     "GradientStats",
+    "Later",
     "Meeting",
     "Note",
     "Plan",
@@ -170,12 +172,24 @@ class GradientStats(msgspec.Struct, frozen=True):
         return self.variance / self.signal if self.signal > 0 else math.inf
 
 
+class Later:
+    """A number that is computed when somebody asks for it, once."""
+
+    def __init__(self, compute: Callable[[], float]) -> None:
+        self._compute = compute
+
+    @cached_property
+    def value(self) -> float:
+        """It."""
+        return self._compute()
+
+
 class Meeting(msgspec.Struct, frozen=True):
     """What comes of an exchange at the end of several steps: the same on all workers."""
 
     notes: tuple[Note, ...]
     """One for each worker, summed over its steps."""
-    drift: float | None = None
+    apart: Later | None = None
     """How far the workers' models were from their average: root of the weighted mean square, estimated by sketches."""
     background: bool = False
     """Whether the exchange went on while workers did other steps."""
@@ -201,12 +215,17 @@ class Round(msgspec.Struct, frozen=True):
     """One for each worker, by rank."""
     stats: GradientStats | None = None
     """What the probe measured, where a role asked for it."""
-    drift: float | None = None
-    """How far the workers' models were from their average (:class:`Meeting`); None where they cannot differ."""
+    apart: Later | None = None
+    """See :attr:`drift`."""
     background: bool = False
     """Whether the exchange went on while workers did other steps."""
     coordinates: Coordinates | None = None
     """Variances of coordinates, where a role asked for them."""
+
+    @property
+    def drift(self) -> float | None:
+        """How far the workers' models were from their average (:class:`Meeting`); None where they cannot differ."""
+        return None if self.apart is None else self.apart.value
 
     @property
     def steps(self) -> int:

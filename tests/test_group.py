@@ -31,12 +31,12 @@ def sums(swapped: int, part: bool) -> tuple[list[Tensor], int]:
     one = Part(fleet, list(range(fleet.size))) if part else fleet
     swaps = 0
 
-    def counted(tensor: Tensor, what: str) -> None:
+    def counted(sent: Tensor, received: Tensor, what: str) -> None:
         nonlocal swaps
         swaps += 1
-        swap(tensor, what)
+        swap(sent, received, what)
 
-    swap, one._swap_and_add = one._swap_and_add, counted  # type: ignore[method-assign]
+    swap, one.swap = one.swap, counted  # type: ignore[method-assign]
     try:
         found = [numbers(fleet.rank, *each) for each in product(SHAPES, DTYPES)]
         for tensor in found:

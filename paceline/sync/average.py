@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.errors import LoopError, SettingError
 from paceline.group import Group
+from paceline.records import Later
 from paceline.roles import Codec
 from paceline.sync.drift import Drift
 from paceline.sync.flat import FlatSum, Rider, large
@@ -25,11 +26,18 @@ class Mean(NamedTuple):
     views: Sequence[Tensor]
     factor: float
     """What they must be multiplied by to be the average."""
+    others: Sequence[Tensor] | None = None
+    """What must be added to them before."""
 
     @torch.no_grad()
     def write(self, targets: Sequence[Tensor], first: int = 0) -> None:
         """Copy the average of the tensors from number ``first`` on to others, in one pass over the data."""
+        if not targets:
+            return
         views = list(self.views[first : first + len(targets)])
+        if self.others is not None:
+            self._add(targets, views, list(self.others[first : first + len(targets)]))
+            return
         if self.factor == 1.0:
             assign(targets, views)
             return
@@ -39,9 +47,20 @@ class Mean(NamedTuple):
         for target, view in zip(targets, views, strict=True):
             torch.mul(view, self.factor, out=target.detach())
 
+    def _add(self, targets: Sequence[Tensor], views: list[Tensor], others: list[Tensor]) -> None:
+        if not large(views):
+            sums = torch._foreach_add(views, others)
+            torch._foreach_mul_(sums, self.factor)
+            assign(targets, sums)
+            return
+        for target, view, other in zip(targets, views, others, strict=True):
+            torch.add(view, other, out=target.detach()).mul_(self.factor)
+
     @torch.no_grad()
     def tensors(self) -> Sequence[Tensor]:
         """The average itself, in the same buffers: not to be asked for twice."""
+        if self.others is not None:
+            torch._foreach_add_(list(self.views), list(self.others))
         if self.factor != 1.0:
             torch._foreach_mul_(list(self.views), self.factor)
         return self.views
@@ -77,7 +96,7 @@ class WeightedAverage:
         return self._drift.whole
 
     @property
-    def drift(self) -> float:
+    def apart(self) -> Later:
         """How far the workers were from the last average (:class:`~paceline.sync.drift.Drift`)."""
         return self._drift.distance
 
@@ -117,8 +136,10 @@ class WeightedAverage:
             return self._of_changes(tensors, share, scale, riders, what)
         self._drift.weight, self._drift.scale = share, share
         self._sum.pack(tensors if share else [None] * len(tensors), share or 1.0)
-        self._sum.run(riders, what)
-        return Mean(self._sum.views, 1.0 / self.whole) if self._check(scale, what) else Mean(tensors, 1.0)
+        self._sum.run(riders, what, lazily=True)
+        if not self._check(scale, what):
+            return Mean(tensors, 1.0)
+        return Mean(self._sum.views, 1.0 / self.whole, self._sum.others)
 
     def state_dict(self) -> dict[str, Any]:
         """What a codec still has to make up for, and what changes are counted from."""

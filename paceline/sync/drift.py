@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.records import Later
 from paceline.sync.notes import Numbers, split_halves
 
 __all__ = ["Drift"]
 
 SIZE = 251  # numbers of an image; 9 % error of a squared distance for one worker, less for several
-SAMPLE = 1 << 11  # numbers of a model that are looked at, if it has more: a pass over all of them would cost too much
+SAMPLE = 1 << 10  # numbers of a model that are looked at, if it has more: a pass over all of them would cost too much
 LEAST = 16  # of every tensor: a small layer may be what moves
-NEIGHBOURS = 4  # are looked at together: what costs is to fetch a place from memory
+NEIGHBOURS = 8  # are looked at together: what costs is to fetch a place from memory
 
 
 class Drift:
@@ -44,7 +45,7 @@ class Drift:
         """The sum of all workers' weights, after the exchange."""
         self.scale = 1.0
         """What the tensors have been multiplied by."""
-        self.distance = 0.0
+        self.distance = Later(lambda: 0.0)
         """The root of the estimate, after the exchange."""
         self._samples: list[Callable[[], Numbers]] = []
 
@@ -87,14 +88,23 @@ class Drift:
 
     def read(self, summed: Numbers) -> None:
         """Take the table."""
-        table = summed.reshape(self._size, SIZE + 2).astype(np.float64)
-        weights, rows = table[:, 0] + table[:, 1], table[:, 2:]
-        self.whole, self.distance = float(weights.sum()), 0.0
-        if self.whole > 0:
-            shares = weights / self.whole
-            apart = rows - shares @ rows
-            square = float(shares @ np.square(apart).sum(1))
-            self.distance = math.sqrt(square) if math.isfinite(square) else math.inf
+        width = SIZE + 2
+        weights = [high + low for high, low in zip(summed[::width].tolist(), summed[1::width].tolist(), strict=True)]
+        self.whole = sum(weights)
+        # Nobody may ask for it: then it costs nothing but this copy.
+        self.distance = Later(partial(_distance, weights, summed.reshape(self._size, width).copy()))
+
+
+def _distance(weights: list[float], table: Numbers) -> float:
+    """The root of the estimate."""
+    whole = sum(weights)
+    if not whole > 0:
+        return 0.0
+    rows = table[:, 2:].astype(np.float64)
+    shares = np.array(weights) / whole
+    apart = rows - shares @ rows
+    square = float(shares @ np.square(apart).sum(1))
+    return math.sqrt(square) if math.isfinite(square) else math.inf
 
 
 def _sample_size(size: int, whole: int) -> int:

@@ -48,12 +48,15 @@ class FlatSum:
         self._coders: list[CodedSum] = []
         self._flats: list[_Flat] = []
         self._members: list[list[int]] = []
+        self._theirs: list[Tensor] = []
         self._tail = torch.empty(0)
         self._tail_rides = False
         self._staged = self._in_one_pass = False
         self._numbers: Numbers = self._tail.numpy()
         self.views: list[Tensor] = []
         """For each tensor, its place in a flat buffer, with its shape and strides."""
+        self.others: list[Tensor] | None = None
+        """The same of the other worker, where its numbers are still to be added to the own."""
         self.bytes_sent = 0
 
     @property
@@ -78,16 +81,19 @@ class FlatSum:
         self._tail_rides = bool(wide) and not self.coded
         self._flats, self._members = [], []
         views: dict[int, Tensor] = {}
+        theirs: dict[int, Tensor] = {}
         for kind in kinds:
             members = [at for at, tensor in enumerate(tensors) if (tensor.dtype, tensor.device) == kind]
             carries = self._tail_rides and kind == wide[0]
-            flat = _Flat([tensors[at] for at in members], tail if carries else 0)
+            flat = _Flat([tensors[at] for at in members], tail if carries else 0, self._group)
             self._flats.append(flat)
             self._members.append(members)
             views.update(zip(members, flat.views, strict=True))
+            theirs.update(zip(members, flat.their_views, strict=False))
             if carries:
                 self._tail = flat.tail
         self.views = [views[at] for at in range(len(tensors))]
+        self._theirs = [theirs[at] for at in range(len(tensors))] if len(theirs) == len(tensors) else []
         self._in_one_pass = large(self.views)
         if not self._tail_rides:
             self._tail = torch.empty(tail, device=self._group.device)
@@ -118,8 +124,11 @@ class FlatSum:
             for flat in self._flats:
                 flat.body.mul_(scale)
 
-    def run(self, riders: Sequence[Rider], what: str) -> None:
-        """Sum the buffers and the riders over all workers."""
+    def run(self, riders: Sequence[Rider], what: str, *, lazily: bool = False) -> None:
+        """Sum the buffers and the riders over all workers.
+
+        ``lazily`` lets the sum of the buffers be left to who reads them, if there are :attr:`others`.
+        """
         if self.coded:
             self.sum_riders(riders, what)
             self.sum_bodies(what)
@@ -129,7 +138,12 @@ class FlatSum:
         if not self._tail_rides:
             self._sum(self._tail, what)
         for flat in self._flats:
-            self._sum(flat.values, what)
+            self._sum_flat(flat, what)
+        lazily = lazily and bool(self._theirs)
+        self.others = self._theirs if lazily else None
+        if not lazily:
+            for flat in self._flats:
+                flat.add()
         self._read(places)
 
     def sum_riders(self, riders: Sequence[Rider], what: str) -> None:
@@ -184,6 +198,15 @@ class FlatSum:
         for rider, place in places:
             rider.read(place)
 
+    def _sum_flat(self, flat: _Flat, what: str) -> None:
+        """The whole sum, or what the other worker has, and the sum of the tails."""
+        if flat.received is None:
+            self._sum(flat.values, what)
+            return
+        self._group.swap(flat.values, flat.received, what)
+        self.bytes_sent += self._group.bytes_to_sum(flat.values)
+        flat.tail.add_(flat.received[len(flat.body) :])
+
     def _sum(self, tensor: Tensor, what: str) -> None:
         self._group.all_reduce(tensor, what)
         self.bytes_sent += self._group.bytes_to_sum(tensor)
@@ -195,14 +218,25 @@ def large(tensors: Sequence[Tensor]) -> bool:
 
 
 class _Flat:
-    """The tensors of one dtype, one behind the other, with room for a tail."""
+    """The tensors of one dtype, one behind the other, and a tail; and room for another worker's, if two swap theirs."""
 
-    def __init__(self, tensors: Sequence[Tensor], tail: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], tail: int, group: Group) -> None:
         sizes = [tensor.numel() for tensor in tensors]
         self.values = torch.zeros(sum(sizes) + tail, dtype=tensors[0].dtype, device=tensors[0].device)
         self.tail = self.values[sum(sizes) :]
         self.body = self.values[: sum(sizes)]
         self.views = [_like(each, part) for each, part in zip(tensors, torch.split(self.body, sizes), strict=True)]
+        plain = self.values.device.type == "cpu" and not self.values.is_complex()
+        self.received = torch.empty_like(self.values) if plain and group.swaps(self.values) else None
+        self.their_views: list[Tensor] = []
+        if self.received is not None:
+            parts = torch.split(self.received[: sum(sizes)], sizes)
+            self.their_views = [_like(each, part) for each, part in zip(tensors, parts, strict=True)]
+
+    def add(self) -> None:
+        """Add what the other worker has."""
+        if self.received is not None:
+            self.body.add_(self.received[: len(self.body)])
 
 
 def _like(tensor: Tensor, part: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from paceline.fleet import Fleet
 from paceline.group import Part
 from paceline.meeting import ends
 from paceline.probe import Probe
-from paceline.records import Meeting, Note, Plan, Progress
+from paceline.records import Later, Meeting, Note, Plan, Progress
 from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.average import WeightedAverage, assign
@@ -182,7 +182,7 @@ class Hierarchical(LocalSGD):
         if self._leaders.rank >= 0 and self._leaders.size > 1:
             weight = sum(self._table.all[rank].weight for rank in self._members)
             self._lead(self._between, parameters, weight, what)
-            drift.fill_(self._between.drift)
+            drift.fill_(self._between.apart.value)
             if rest:
                 self._lead(self._exactly_between, rest, weight, f"the buffers: {what}")
         tensors = [*parameters, *rest, drift]
@@ -200,7 +200,7 @@ class Hierarchical(LocalSGD):
         self._begin_round()
         if ends(self._table.all):
             self.merge.share_counters()
-        return Meeting(self._table.all, float(drift) if self.fleet.size > 1 else None)
+        return Meeting(self._table.all, Later(drift.item) if self.fleet.size > 1 else None)
 
     def _tell(self, note: Note, what: str) -> None:
         """Give all workers the notes of all."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.codec import Identity
 from paceline.fleet import Fleet
 from paceline.group import Group
-from paceline.records import GradientStats, Meeting, Note
+from paceline.records import GradientStats, Later, Meeting, Note
 from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.average import Mean, WeightedAverage, assign
@@ -85,14 +85,14 @@ class Merge:
         self._complete_state()
         tensors = [*parameters, *self._optimizer_state.averaged(optimizer)]
         if self._group.size == 1:
-            mean, self._notes.all, drift = Mean(parameters, 1.0), (note,), None
+            mean, self._notes.all, apart = Mean(parameters, 1.0), (note,), None
             self._measure_alone(measured)
         else:
             self.buffers.share = note.weight / scale
             riders = [self.buffers, *self._tell(note, measured)]
             self._average.prepare(tensors, len(parameters), riders)
             mean = self._average.of(tensors, note.weight, scale, riders, what)
-            self.bytes_sent, drift = self._average.bytes_sent, self._average.drift
+            self.bytes_sent, apart = self._average.bytes_sent, self._average.apart
             self.bytes_sent += self.buffers.finish(self._group, f"the buffers: {what}")
             mean.write(tensors[len(parameters) :], first=len(parameters))
         if self._outer is not None and _worked(self._notes.all):
@@ -101,7 +101,7 @@ class Merge:
             mean.write(parameters)
         self._average.begin(parameters)
         self._optimizer_state.after(optimizer)
-        return Meeting(self._notes.all, drift, stats=self._stats())
+        return Meeting(self._notes.all, apart, stats=self._stats())
 
     def _tell(self, note: Note, measured: Measured | None) -> list[Rider]:
         """What this worker tells the others."""
@@ -140,7 +140,7 @@ class Merge:
 
         def fly() -> tuple[Sequence[Tensor], Meeting]:
             mean = self._average.of(own, note.weight, scale, riders, what).tensors()
-            return mean, Meeting(self._notes.all, self._average.drift, background=True, stats=self._stats())
+            return mean, Meeting(self._notes.all, self._average.apart, background=True, stats=self._stats())
 
         self.flight = Flight(parameters, targets, own, fly)
 
@@ -228,7 +228,8 @@ class Merge:
                 "of": self._replica.places(map(id, self.flight.parameters)),
                 "own": self.flight.own,
                 "mean": list(mean),
-                "meeting": msgspec.msgpack.encode(meeting),
+                "meeting": msgspec.msgpack.encode(msgspec.structs.replace(meeting, apart=None)),
+                "drift": None if meeting.apart is None else meeting.apart.value,
             }
         return {"buffers": self.buffers.state_dict(), "average": self._average.state_dict(), "flight": flight}
 
@@ -237,7 +238,9 @@ class Merge:
         self.buffers.load_state_dict(state["buffers"])
         self._average.load_state_dict(state["average"])
         if (flight := state["flight"]) is not None:
-            found = flight["mean"], msgspec.msgpack.decode(flight["meeting"], type=Meeting)
+            drift, meeting = flight["drift"], msgspec.msgpack.decode(flight["meeting"], type=Meeting)
+            apart = None if drift is None else Later(lambda: drift)
+            found = flight["mean"], msgspec.structs.replace(meeting, apart=apart)
             parameters = self._replica.at(flight["of"])
             self.flight = Flight(parameters, [p.detach() for p in parameters], flight["own"], lambda: found)
 
