@@ -64,7 +64,8 @@ def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str
     """One training; rank 0 writes what came of it."""
     task = tasks.load(options["task"])
     model = task.model(options["model"], seed=seed)
-    model.to(memory_format=torch.channels_last)  # convolutions take three quarters of the time on processors
+    # Convolutions take three quarters of the time on processors.
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch documents
     roles = make(method, options, model)
     dataset: Dataset[Any] = task.train
     if options["limit"]:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import FleetError, SettingError, WorkerLost, WorkersDisagree
-from paceline.group import Group, Part
+from paceline.group import Group, Part, Work
 from paceline.rendezvous import begin_group, end_group, store_of_this_run
 from paceline.watch import SILENT, Watch
 
@@ -161,7 +161,7 @@ class Fleet(Group):
                 " and ".join(differences) + "; start all workers with the same code, arguments and data"
             )
 
-    def wait(self, start: Callable[[], dist.Work], what: str) -> None:
+    def wait(self, start: Callable[[], Work], what: str) -> None:
         """Start a collective and wait for it, not longer than the deadline."""
         self._check_open()
         since = time.monotonic()
@@ -250,7 +250,7 @@ class Fleet(Group):
                 time.sleep(0.002)
             self._watch.close()
 
-    def _done(self, work: dist.Work) -> bool:
+    def _done(self, work: Work) -> bool:
         if self._nccl:  # wait() of NCCL does not block the host: poll instead
             end = time.monotonic() + SLICE
             while not work.is_completed() and time.monotonic() < end:
@@ -261,7 +261,7 @@ class Fleet(Group):
         except RuntimeError:
             if not work.is_completed():
                 return False
-            work.wait()  # it may have been completed just after the slice had passed: then all is well
+            work.wait(ONE_SLICE)  # it may have been completed just after the slice had passed: then all is well
         return True
 
     def _look_around(self, what: str, since: float, missing: tuple[int, ...]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,11 +17,21 @@ from paceline.errors import WorkersDisagree
 if TYPE_CHECKING:
     from paceline.fleet import Fleet
 
-__all__ = ["Group", "Part"]
+__all__ = ["Group", "Part", "Work"]
 
 # Two workers swap tensors of up to so many bytes whole: one message each way, where gloo's ring takes several in turn.
 # Of larger ones the ring adds up one part while the next is under way. Both send as many bytes.
 SWAPPED = 1 << 21
+
+
+class Work(Protocol):
+    """Something under way between workers: a collective of torch's, say."""
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Raises a RuntimeError if it takes longer, or has failed."""
+
+    def is_completed(self) -> bool:
+        """Whether it is over, well or not."""
 
 
 class Group(ABC):
@@ -37,7 +48,7 @@ class Group(ABC):
     """Torch's name for the group; None for all workers."""
 
     @abstractmethod
-    def wait(self, start: Callable[[], dist.Work], what: str) -> None:
+    def wait(self, start: Callable[[], Work], what: str) -> None:
         """Start a collective and wait for it, not longer than the deadline."""
 
     @abstractmethod
@@ -103,8 +114,8 @@ class Group(ABC):
         length = torch.tensor([len(blob)], dtype=torch.int64, device=self.device)
         self.broadcast(length, what)
         data = torch.empty(int(length.item()), dtype=torch.uint8, device=self.device)
-        if self.rank == 0 and blob:
-            data.copy_(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
+        if self.rank == 0:
+            _fill(data, blob)
         if data.numel():
             self.broadcast(data, what)
         return data.cpu().numpy().tobytes()
@@ -118,7 +129,7 @@ class Group(ABC):
         if self.size == 1 or not any(sizes):
             return [blob] * self.size
         data = torch.zeros(max(sizes), dtype=torch.uint8, device=self.device)
-        data[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        _fill(data, blob)
         found = [torch.empty_like(data) for _ in sizes] if self.rank == 0 else None
         self.wait(lambda: dist.gather(data, found, dst=self.first, group=self.handle, async_op=True), what)
         return [each[:size].cpu().numpy().tobytes() for each, size in zip(found or [], sizes, strict=False)]
@@ -136,7 +147,7 @@ class Part(Group):
         """-1 for who is not in it."""
         self.handle = dist.new_group(ranks, timeout=fleet.torch_limit) if self.size > 1 else None
 
-    def wait(self, start: Callable[[], dist.Work], what: str) -> None:
+    def wait(self, start: Callable[[], Work], what: str) -> None:
         """As the whole fleet does."""
         self._fleet.wait(start, what)
 
@@ -147,7 +158,7 @@ class Part(Group):
         self.all_reduce(own, what)
         sizes: list[int] = own.tolist()
         data = torch.zeros(max(1, *sizes), dtype=torch.uint8, device=self.device)
-        data[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        _fill(data, blob)
         found = data.new_empty(self.size * len(data))
         self.all_gather(found, data, what)
         rows = found.cpu().view(self.size, -1)
@@ -173,3 +184,9 @@ class Part(Group):
         if self.handle is not None and self.rank >= 0 and dist.is_initialized():
             dist.destroy_process_group(self.handle)
         self.handle = None
+
+
+def _fill(data: Tensor, blob: bytes) -> None:
+    """Write bytes to the beginning of a tensor of bytes."""
+    if blob:
+        data[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)

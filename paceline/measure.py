@@ -44,7 +44,7 @@ class Measure:
             return None
         squares, means = self._probe.squares(), self._probe.mean(scale)
         total = FlatSum(self._group)
-        total.lay_out(squares, 0)
+        total.lay_out(squares, 0, once=True)
         total.pack(squares, 1.0)
         total.run([], f"the squared gradients of step {step}")
         self.bytes_sent += total.bytes_sent

@@ -67,3 +67,21 @@ def test_three_workers_do_not_swap(pool: Pool) -> None:
     at = list(product(SHAPES, DTYPES)).index(((33, 5), torch.float64))
     expected = sum(numbers(rank, (33, 5), torch.float64) for rank in range(3))
     torch.testing.assert_close(first[at], expected, rtol=0, atol=1e-14)
+
+
+def gathered(part: bool) -> tuple[list[bytes], list[bytes]]:
+    fleet = Fleet.join(10.0)
+    one = Part(fleet, list(range(fleet.size))) if part else fleet
+    try:
+        own = b"x" * fleet.rank  # rank 0 has nothing to say
+        return one.gather(own, "the others' words"), one.collect_bytes(own, "the others' words")
+    finally:
+        if isinstance(one, Part):
+            one.close()
+        fleet.close()
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["all", "part"])
+def test_some_may_have_nothing_to_say(pool: Pool, part: bool) -> None:
+    said = [b"", b"x", b"xx"]
+    assert pool.run(3, gathered, part) == [(said, said), (said, []), (said, [])]

@@ -14,6 +14,7 @@ from paceline.group import Group
 from paceline.roles import Codec
 from paceline.sync.coded import CodedSum
 from paceline.sync.notes import Numbers
+from paceline.sync.swap import Swap, make_swap
 
 __all__ = ["FlatSum", "Rider", "large"]
 
@@ -48,7 +49,7 @@ class FlatSum:
         self._coders: list[CodedSum] = []
         self._flats: list[_Flat] = []
         self._members: list[list[int]] = []
-        self._theirs: list[Tensor] = []
+        self._swaps = False
         self._tail = torch.empty(0)
         self._tail_rides = False
         self._staged = self._in_one_pass = False
@@ -70,8 +71,11 @@ class FlatSum:
         return [flat.body[: sum(each)] for flat, each in zip(self._flats, sizes, strict=True)], sizes
 
     @torch.no_grad()
-    def lay_out(self, tensors: Sequence[Tensor], tail: int) -> None:
-        """Make buffers for tensors like these, and ``tail`` numbers of riders."""
+    def lay_out(self, tensors: Sequence[Tensor], tail: int, *, once: bool = False) -> None:
+        """Make buffers for tensors like these, and ``tail`` numbers of riders; all workers must do it.
+
+        For a sum that is needed ``once`` no way is prepared that has to be agreed on.
+        """
         kinds = dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors)
         if self.coded and any(dtype.is_complex for dtype, _ in kinds):
             raise SettingError(
@@ -81,19 +85,19 @@ class FlatSum:
         self._tail_rides = bool(wide) and not self.coded
         self._flats, self._members = [], []
         views: dict[int, Tensor] = {}
-        theirs: dict[int, Tensor] = {}
         for kind in kinds:
             members = [at for at, tensor in enumerate(tensors) if (tensor.dtype, tensor.device) == kind]
             carries = self._tail_rides and kind == wide[0]
-            flat = _Flat([tensors[at] for at in members], tail if carries else 0, self._group)
+            flat = _Flat([tensors[at] for at in members], tail if carries else 0)
+            if not (once or self.coded):
+                flat.prepare_swap(self._group)
             self._flats.append(flat)
             self._members.append(members)
             views.update(zip(members, flat.views, strict=True))
-            theirs.update(zip(members, flat.their_views, strict=False))
             if carries:
                 self._tail = flat.tail
         self.views = [views[at] for at in range(len(tensors))]
-        self._theirs = [theirs[at] for at in range(len(tensors))] if len(theirs) == len(tensors) else []
+        self._swaps = all(flat.swap is not None for flat in self._flats)
         self._in_one_pass = large(self.views)
         if not self._tail_rides:
             self._tail = torch.empty(tail, device=self._group.device)
@@ -139,12 +143,17 @@ class FlatSum:
             self._sum(self._tail, what)
         for flat in self._flats:
             self._sum_flat(flat, what)
-        lazily = lazily and bool(self._theirs)
-        self.others = self._theirs if lazily else None
-        if not lazily:
+        self.others = self._their_views() if lazily and self._swaps else None
+        if self.others is None:
             for flat in self._flats:
                 flat.add()
         self._read(places)
+
+    def _their_views(self) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for flat, members in zip(self._flats, self._members, strict=True):
+            found.update(zip(members, flat.their_views[flat.at], strict=True))
+        return [found[at] for at in range(len(self.views))]
 
     def sum_riders(self, riders: Sequence[Rider], what: str) -> None:
         """Sum the riders alone, ahead of the buffers: only with a codec."""
@@ -200,12 +209,12 @@ class FlatSum:
 
     def _sum_flat(self, flat: _Flat, what: str) -> None:
         """The whole sum, or what the other worker has, and the sum of the tails."""
-        if flat.received is None:
+        if flat.swap is None:
             self._sum(flat.values, what)
             return
-        self._group.swap(flat.values, flat.received, what)
+        flat.at = flat.swap.run(flat.values, what)
         self.bytes_sent += self._group.bytes_to_sum(flat.values)
-        flat.tail.add_(flat.received[len(flat.body) :])
+        flat.tail.add_(flat.swap.theirs[flat.at][len(flat.body) :])
 
     def _sum(self, tensor: Tensor, what: str) -> None:
         self._group.all_reduce(tensor, what)
@@ -218,28 +227,42 @@ def large(tensors: Sequence[Tensor]) -> bool:
 
 
 class _Flat:
-    """The tensors of one dtype, one behind the other, and a tail; and room for another worker's, if two swap theirs."""
+    """The tensors of one dtype, one behind the other, and a tail; and another worker's, if two swap theirs."""
 
-    def __init__(self, tensors: Sequence[Tensor], tail: int, group: Group) -> None:
-        sizes = [tensor.numel() for tensor in tensors]
-        self.values = torch.zeros(sum(sizes) + tail, dtype=tensors[0].dtype, device=tensors[0].device)
-        self.tail = self.values[sum(sizes) :]
-        self.body = self.values[: sum(sizes)]
-        self.views = [_like(each, part) for each, part in zip(tensors, torch.split(self.body, sizes), strict=True)]
-        plain = self.values.device.type == "cpu" and not self.values.is_complex()
-        self.received = torch.empty_like(self.values) if plain and group.swaps(self.values) else None
-        self.their_views: list[Tensor] = []
-        if self.received is not None:
-            parts = torch.split(self.received[: sum(sizes)], sizes)
-            self.their_views = [_like(each, part) for each, part in zip(tensors, parts, strict=True)]
+    def __init__(self, tensors: Sequence[Tensor], tail: int) -> None:
+        self._forms = [(tensor.shape, _strides(tensor)) for tensor in tensors]
+        self._sizes = [tensor.numel() for tensor in tensors]
+        numel = sum(self._sizes)
+        self.values = torch.zeros(numel + tail, dtype=tensors[0].dtype, device=tensors[0].device)
+        self.tail = self.values[numel:]
+        self.body = self.values[:numel]
+        self.views = self._cut(self.body)
+        self.swap: Swap | None = None
+        self.their_views: list[list[Tensor]] = []
+        """The tensors of the other worker, at each place where its numbers may be."""
+        self.at = 0
+        """At which of them they are."""
+
+    def prepare_swap(self, group: Group) -> None:
+        """Find out how to get the other worker's numbers, if there is one other."""
+        self.swap = make_swap(group, self.values)
+        if self.swap is not None:
+            self.their_views = [self._cut(theirs[: len(self.body)]) for theirs in self.swap.theirs]
 
     def add(self) -> None:
         """Add what the other worker has."""
-        if self.received is not None:
-            self.body.add_(self.received[: len(self.body)])
+        if self.swap is not None:
+            self.body.add_(self.swap.theirs[self.at][: len(self.body)])
+
+    def _cut(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, self._sizes)
+        return [
+            part.view(shape) if strides is None else part.as_strided(shape, strides)
+            for part, (shape, strides) in zip(parts, self._forms, strict=True)
+        ]
 
 
-def _like(tensor: Tensor, part: Tensor) -> Tensor:
-    """A view of a flat piece with the strides of the tensor, so that fused optimizers see matching memory."""
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """Those of a tensor without holes: its place in a flat buffer has the same, as fused optimizers like it."""
     dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
-    return part.as_strided(tensor.shape, tensor.stride()) if dense else part.view(tensor.shape)
+    return tensor.stride() if dense else None
