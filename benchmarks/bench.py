@@ -115,6 +115,13 @@ def results_in(folder: Path | None = None) -> Path:
     return folder
 
 
+def trainings_in() -> Path:
+    """Where trainings that took minutes are kept: in the repository, so that a comparison can go on elsewhere."""
+    folder = Path(__file__).parent / "trainings"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def report(question: str, results: dict[str, Any], folder: Path | None = None) -> None:
     """Write the result file, and print the same as one JSON line, the last."""
     found = {"question": question, "time": time.strftime("%Y-%m-%d %H:%M"), "machine": machine(), "results": results}

@@ -146,8 +146,8 @@ def compare(
 ) -> None:
     """Train with all methods and seeds, and show what came of it beside the first method.
 
-    What was trained before with the same settings is not trained again: every training is a line in a file beside the
-    results, so that a comparison that takes hours can be interrupted, and methods be added. ``without`` are settings
+    What was trained before with the same settings is not trained again: every training is a line in a file that is kept
+    in the repository, so that a comparison of hours can be interrupted, and methods be added. ``without`` are settings
     that make no difference to these methods.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -204,7 +204,7 @@ class Done:
 
     def __init__(self, name: str, settings: dict[str, Any], anew: bool) -> None:
         self._settings = settings
-        self._file = bench.results_in() / f"{name}.jsonl"
+        self._file = bench.trainings_in() / f"{name}.jsonl"
         lines = self._file.read_text().splitlines() if self._file.exists() and not anew else []
         records = [json.loads(line) for line in lines]
         self._found = {(one["method"], one["seed"]): one["found"] for one in records if one["settings"] == settings}
