@@ -8,6 +8,7 @@ import secrets
 import select
 import time
 import weakref
+from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -23,11 +24,17 @@ WHAT = "the other to say whether it shares memory with this one"
 ALERT = 1e-4  # seconds in which a worker looks again and again whether the bell rings, before it sleeps
 
 
-class Offer(msgspec.Struct, frozen=True):
-    """What a worker says of itself; rank 0 also says where its memory and both bells are."""
+class Address(msgspec.Struct, frozen=True):
+    """Where a worker is."""
 
-    place: str = ""
-    process: int = 0
+    place: str
+    """Empty if it cannot share anything."""
+    process: int
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Where rank 0 has memory and both bells, as numbers of open files; ``memory`` is -1 if it has none."""
+
     memory: int = -1
     bells: tuple[int, int] = (-1, -1)
     token: str = ""
@@ -37,12 +44,15 @@ class Neighbour:
     """The other worker. Nothing of what both share has a name in a file system: it goes with the last of them."""
 
     def __init__(self, memory: mmap.mmap, ring: int, hear: int, process: int) -> None:
+        """The open files are copied."""
         self.memory = memory
-        self._ring, self._hear = ring, hear
+        kept: list[int] = []
+        weakref.finalize(self, _close, kept)
+        kept.extend(map(os.dup, (ring, hear, process)))
+        self._ring, self._hear, ended = kept
         self._poll = select.poll()
-        self._poll.register(hear, select.POLLIN)
-        self._poll.register(process, select.POLLIN)  # a process that has ended
-        weakref.finalize(self, _close, ring, hear, process)
+        self._poll.register(self._hear, select.POLLIN)
+        self._poll.register(ended, select.POLLIN)
 
     @classmethod
     def meet(cls, group: Group, size: int, able: bool = True) -> Neighbour | None:
@@ -50,14 +60,17 @@ class Neighbour:
 
         Both workers of the group must call it.
         """
+        own = Address(place() if able else "", os.getpid())
+        first, second = (msgspec.json.decode(one, type=Address) for one in group.gather(msgspec.json.encode(own), WHAT))
+        if not first.place or first.place != second.place:
+            return None
         with ExitStack() as stack:
-            made = _make(size, stack) if able and group.rank == 0 else None
-            own = made.offer if made is not None else Offer(place() if able else "", os.getpid())
-            told = group.gather(msgspec.json.encode(own), WHAT)
-            first, second = (msgspec.json.decode(one, type=Offer) for one in told)
+            made = _make(size, stack) if group.rank == 0 else None
+            told = group.gather(msgspec.json.encode(made.offer if made is not None else Offer()), WHAT)
+            offer = msgspec.json.decode(told[0], type=Offer)
             found: Neighbour | None = None
-            if first.memory >= 0 and first.place == second.place:
-                found = _greet(made, second) if made is not None else _answer(first, size)
+            if offer.memory >= 0:
+                found = _greet(made, second.process) if made is not None else _answer(offer, first.process, size)
             both = group.gather(b"yes" if found is not None else b"no", WHAT)
             return found if both == [b"yes", b"yes"] else None
 
@@ -117,53 +130,64 @@ class _Made(NamedTuple):
 
 def _make(size: int, stack: ExitStack) -> _Made | None:
     """Memory and bells, open as long as the stack is; None where they cannot be had."""
-    token, here = secrets.token_bytes(16), place()
+    token = secrets.token_bytes(16)
     try:
         opened = os.memfd_create("paceline", os.MFD_CLOEXEC)
         stack.callback(os.close, opened)
-        os.posix_fallocate(opened, 0, size + len(token))  # so that it is refused now, not missed when it is used
+        os.ftruncate(opened, size + len(token))
         memory = mmap.mmap(opened, size + len(token))
         bells = []
         for _ in range(2):
             bell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            stack.callback(_close, *bell)
+            stack.callback(_close, bell)
             bells.append(bell)
-    except (AttributeError, OSError):  # not Linux, not allowed, or no room
+    except (AttributeError, OSError):  # not Linux, or not allowed
         return None
     memory[size:] = token
     (hear, ring_back), (hear_there, ring) = bells
-    offer = Offer(here, os.getpid(), opened, (hear_there, ring_back), token.hex())
-    return _Made(offer, memory, ring, hear) if here else None
+    return _Made(Offer(opened, (hear_there, ring_back), token.hex()), memory, ring, hear)
 
 
-def _greet(made: _Made, other: Offer) -> Neighbour | None:
+def _greet(made: _Made, process: int) -> Neighbour | None:
     """The other worker, as rank 0 sees it."""
-    try:
-        process = os.pidfd_open(other.process)
-    except (AttributeError, OSError):  # an old system
-        return None
-    return Neighbour(made.memory, os.dup(made.ring), os.dup(made.hear), process)
+    with ExitStack() as stack:
+        try:
+            ring = _reach(os.getpid(), made.ring, os.O_RDWR, stack)
+            return Neighbour(made.memory, ring, made.hear, _end_of(process, stack))
+        except (AttributeError, OSError):  # an old system
+            return None
 
 
-def _answer(offer: Offer, size: int) -> Neighbour | None:
+def _answer(offer: Offer, process: int, size: int) -> Neighbour | None:
     """The other worker, as rank 1 sees it; None if what it offers cannot be had."""
     token = bytes.fromhex(offer.token)
     with ExitStack() as stack:
-
-        def reach(number: int, way: int) -> int:
-            opened = os.open(f"/proc/{offer.process}/fd/{number}", way | os.O_CLOEXEC | os.O_NONBLOCK)
-            stack.callback(os.close, opened)
-            return opened
-
         try:
-            memory = mmap.mmap(reach(offer.memory, os.O_RDWR), size + len(token))
+            memory = mmap.mmap(_reach(process, offer.memory, os.O_RDWR, stack), size + len(token))
             if memory[size:] != token:  # another file that has the same number there
                 return None
-            hear, ring = reach(offer.bells[0], os.O_RDONLY), reach(offer.bells[1], os.O_WRONLY)
-            process = os.pidfd_open(offer.process)
+            hear = _reach(process, offer.bells[0], os.O_RDONLY, stack)
+            ring = _reach(process, offer.bells[1], os.O_RDWR, stack)
+            return Neighbour(memory, ring, hear, _end_of(process, stack))
         except (AttributeError, OSError, ValueError):  # another user's, or an old system
             return None
-        return Neighbour(memory, os.dup(ring), os.dup(hear), process)
+
+
+def _reach(process: int, number: int, way: int, stack: ExitStack) -> int:
+    """Open what another process has open, as long as the stack is.
+
+    A bell that is rung is opened for reading, too: then it can be rung when nobody hears it any more.
+    """
+    opened = os.open(f"/proc/{process}/fd/{number}", way | os.O_CLOEXEC | os.O_NONBLOCK)
+    stack.callback(os.close, opened)
+    return opened
+
+
+def _end_of(process: int, stack: ExitStack) -> int:
+    """An open file that can be read when a process has ended; open as long as the stack is."""
+    opened = os.pidfd_open(process)
+    stack.callback(os.close, opened)
+    return opened
 
 
 def place() -> str:
@@ -178,6 +202,6 @@ def place() -> str:
         return ""
 
 
-def _close(*opened: int) -> None:
+def _close(opened: Iterable[int]) -> None:
     for one in opened:
         os.close(one)

@@ -20,7 +20,7 @@ import pytest
 from paceline import neighbour
 from paceline.fleet import Fleet
 from paceline.group import Group, Part
-from paceline.neighbour import Neighbour, Offer, Ringing, place
+from paceline.neighbour import Neighbour, Ringing, place
 from tests.lab.needs import needs_lab
 from tests.pool import Pool
 
@@ -87,9 +87,11 @@ BROKEN: dict[str, tuple[int, object, str, Callable[..., object]]] = {
     "no Linux": (1, neighbour, "place", lambda: ""),
     "no Linux at rank 0": (0, neighbour, "place", lambda: ""),
     "no memory of that kind": (0, os, "memfd_create", nowhere),
-    "no room": (0, os, "posix_fallocate", nowhere),
+    "no room": (0, os, "ftruncate", nowhere),
     "no pipes": (0, os, "pipe2", nowhere),
     "another user": (1, os, "open", nowhere),
+    "no more files": (1, os, "dup", nowhere),
+    "no more files at rank 0": (0, os, "dup", nowhere),
     "old system": (1, os, "pidfd_open", nowhere),
     "old system at rank 0": (0, os, "pidfd_open", nowhere),
 }
@@ -119,18 +121,18 @@ def test_something_else_at_that_place_is_not_taken() -> None:
     with ExitStack() as stack:
         made = neighbour._make(64, stack)
         assert made is not None
-        whole = neighbour._answer(made.offer, 64)
+        whole = neighbour._answer(made.offer, os.getpid(), 64)
         assert whole is not None
-        assert neighbour._answer(made.offer, 32) is None  # the token is not there
-        assert neighbour._answer(made.offer, 4096) is None  # not so large
+        assert neighbour._answer(made.offer, os.getpid(), 32) is None  # the token is not there
+        assert neighbour._answer(made.offer, os.getpid(), 4096) is None  # not so large
         changes: list[dict[str, Any]] = [
             {"token": "00" * 16},
             {"memory": 999},
-            {"process": 2**22},
             {"bells": (999, 999)},
         ]
         for change in changes:
-            assert neighbour._answer(msgspec.structs.replace(made.offer, **change), 64) is None
+            assert neighbour._answer(msgspec.structs.replace(made.offer, **change), os.getpid(), 64) is None
+        assert neighbour._answer(made.offer, 2**22, 64) is None  # no such process
         del whole, made
     assert files() == before
 
@@ -155,7 +157,7 @@ def beside() -> Iterator[tuple[Neighbour, int]]:
         with ExitStack() as stack:
             made = neighbour._make(64, stack)
             assert made is not None
-            other = neighbour._greet(made, Offer(place(), child.pid))
+            other = neighbour._greet(made, child.pid)
             assert other is not None
             yield other, child.pid
     finally:
@@ -184,8 +186,8 @@ def test_who_rang_before_it_ended_is_heard() -> None:
         made = neighbour._make(64, stack)
         assert made is not None
         child = subprocess.Popen(["true"])
-        here = neighbour._greet(made, Offer(place(), child.pid))
-        there = neighbour._answer(made.offer, 64)
+        here = neighbour._greet(made, child.pid)
+        there = neighbour._answer(made.offer, os.getpid(), 64)
         assert here is not None
         assert there is not None
         there.ring()
@@ -193,3 +195,17 @@ def test_who_rang_before_it_ended_is_heard() -> None:
         assert here.heard(10.0)
         with pytest.raises(RuntimeError, match="has ended"):
             here.heard(10.0)
+
+
+def test_a_bell_that_nobody_hears_can_be_rung() -> None:
+    """Whether the other has ended or dropped what is shared: it is the wait that says so."""
+    with ExitStack() as stack:
+        made = neighbour._make(64, stack)
+        assert made is not None
+        here, there = neighbour._greet(made, os.getpid()), neighbour._answer(made.offer, os.getpid(), 64)
+        assert here is not None
+        assert there is not None
+    del there
+    here.ring()
+    with pytest.raises(RuntimeError, match="has ended"):
+        here.heard(10.0)

@@ -58,7 +58,7 @@ class Uniform8:
         payload = torch.empty(self.bytes_for(numel), dtype=torch.uint8, device=values.device)
         scales = payload[: self._scale_bytes(numel)].view(torch.float32)
         codes = payload[self._scale_bytes(numel) :].view(torch.int8)
-        scratch = torch.empty(min(self._chunk(values), numel), device=values.device)
+        scratch = torch.empty(min(self._chunk(values), numel), dtype=torch.float32, device=values.device)
         for begin, end, first, last in self._chunks(values):
             rows = values[begin:end].float().view(last - first, -1)
             work = scratch[: end - begin].view_as(rows)
@@ -78,7 +78,7 @@ class Uniform8:
         head = self._scale_bytes(out.numel())
         scales = payload[:head].clone().view(torch.float32)  # a payload may begin where a float32 cannot
         codes = payload[head:].view(torch.int8)
-        scratch = torch.empty(min(self._chunk(out), out.numel()), device=out.device)
+        scratch = torch.empty(min(self._chunk(out), out.numel()), dtype=torch.float32, device=out.device)
         in_place = out.dtype == torch.float32
         for begin, end, first, last in self._chunks(out):
             work = out[begin:end] if in_place else scratch[: end - begin]

@@ -80,6 +80,7 @@ class AllReduce:
     def detach(self) -> None:
         """End to serve it."""
         self._attached = False
+        self._exchange.close()
         if self._overlap:
             self._overlap.detach()
             self._overlap = None

@@ -15,7 +15,7 @@ from paceline.group import Group
 from paceline.records import Later
 from paceline.roles import Codec
 from paceline.sync.drift import Drift
-from paceline.sync.flat import FlatSum, Rider, large
+from paceline.sync.flat import FlatSum, Rider, arrangement, large
 
 __all__ = ["Mean", "WeightedAverage", "assign"]
 
@@ -86,11 +86,6 @@ class WeightedAverage:
         return self._sum.bytes_sent
 
     @property
-    def prepared(self) -> bool:
-        """Whether there has been an average."""
-        return self._layout is not None
-
-    @property
     def whole(self) -> float:
         """What the weights of the last average added up to, over its scale."""
         return self._drift.whole
@@ -110,13 +105,18 @@ class WeightedAverage:
         """A codec has nothing to make up for."""
         self._sum.forget()
 
+    def close(self) -> None:
+        """No more averages."""
+        self._sum.close()
+        self._layout = None
+
     def prepare(self, tensors: Sequence[Tensor], models: int, riders: Sequence[Rider]) -> None:
         """Make room; all workers must have the same tensors, of which the first ``models`` are the model's."""
-        shapes = [(each.shape, each.dtype) for each in tensors]
+        shapes = [(each.shape, each.dtype, arrangement(each)) for each in tensors]
         everything: list[Rider] = [self._drift, *riders]
         tail = sum(rider.numel for rider in everything)
         if (shapes, models, tail) != self._layout:
-            digest = zlib.crc32(repr([(list(shape), str(dtype)) for shape, dtype in shapes]).encode())
+            digest = zlib.crc32(repr([(list(shape), str(dtype), form) for shape, dtype, form in shapes]).encode())
             self._group.agree({"set of averaged tensors": f"{len(shapes)} of digest {digest}"})
             self._sum.lay_out(tensors, tail)
             self._drift.lay_out(*self._sum.heads(models))

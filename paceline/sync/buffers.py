@@ -104,7 +104,7 @@ class BufferAverage:
                 "keep what changes its shape in a plain attribute instead of a buffer"
             )
         if not self.share:  # nothing times infinity is not nothing
-            return torch.zeros(base.numel(), device=base.device)
+            return torch.zeros(base.numel(), dtype=torch.float32, device=base.device)
         return ((buffer.double() - _start(base)) * self.share).reshape(-1).float()
 
     def _apply(self, names: Sequence[str], changes: Tensor) -> None:

@@ -112,9 +112,9 @@ class CodedSum:
         part = -(-numel // (size * WHOLE)) * WHOLE
         self._numel = numel
         # What was lost before, then what is sent, then what is lost: the same buffers for all three.
-        self._values = torch.zeros(size * part, device=device)
-        self._sum = torch.zeros(part, device=device)
-        self._scratch = torch.empty(part, device=device)
+        self._values = torch.zeros(size * part, dtype=torch.float32, device=device)
+        self._sum = torch.zeros(part, dtype=torch.float32, device=device)
+        self._scratch = torch.empty(part, dtype=torch.float32, device=device)
         payload = self._codec.encode(self._sum)
         self._sent = payload.new_empty(size, payload.numel())
         self._received = torch.empty_like(self._sent)

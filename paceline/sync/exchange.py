@@ -11,7 +11,7 @@ from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.replica import Replica
 from paceline.roles import Codec
-from paceline.sync.flat import FlatSum, Rider
+from paceline.sync.flat import FlatSum, Rider, arrangement
 from paceline.sync.notes import Numbers
 
 __all__ = ["Exchange", "Presence"]
@@ -67,9 +67,9 @@ class Exchange:
         self._presence.here = [gradient is not None for gradient in gradients]
         layout = (list(map(id, parameters)), sum([rider.numel for rider in self._riders]))
         if layout != self._layout:
-            names = [name for name, _ in self._replica.named]
+            forms = [(name, arrangement(p)) for name, p in self._replica.named]
             self._fleet.agree(
-                {"set of trained parameters": f"{len(names)} of digest {zlib.crc32(repr(names).encode())}"}
+                {"set of trained parameters": f"{len(forms)} of digest {zlib.crc32(repr(forms).encode())}"}
             )
             self._sum.lay_out(parameters, layout[1])
             self._layout = layout
@@ -78,6 +78,11 @@ class Exchange:
         except RuntimeError:
             _refuse_sparse(gradients)
             raise
+
+    def close(self) -> None:
+        """No more exchanges."""
+        self._sum.close()
+        self._layout = None
 
     def run(self, what: str) -> None:
         """Leave the sum over the workers of what was packed in every ``.grad``."""

@@ -16,7 +16,7 @@ from paceline.sync.coded import CodedSum
 from paceline.sync.notes import Numbers
 from paceline.sync.swap import Swap, make_swap
 
-__all__ = ["FlatSum", "Rider", "large"]
+__all__ = ["FlatSum", "Rider", "arrangement", "large"]
 
 MANY = 1 << 14  # numbers in a tensor from which a pass over it costs more than a call
 
@@ -50,7 +50,7 @@ class FlatSum:
         self._flats: list[_Flat] = []
         self._members: list[list[int]] = []
         self._swaps = False
-        self._tail = torch.empty(0)
+        self._tail = torch.empty(0, dtype=torch.float32)
         self._tail_rides = False
         self._staged = self._in_one_pass = False
         self._numbers: Numbers = self._tail.numpy()
@@ -100,7 +100,7 @@ class FlatSum:
         self._swaps = all(flat.swap is not None for flat in self._flats)
         self._in_one_pass = large(self.views)
         if not self._tail_rides:
-            self._tail = torch.empty(tail, device=self._group.device)
+            self._tail = torch.empty(tail, dtype=torch.float32, device=self._group.device)
         if self.coded and len(self._coders) != len(self._flats):
             self._coders = [CodedSum(self._group, self._codec) for _ in self._flats]
         self._staged = self._tail.device.type != "cpu"
@@ -188,6 +188,10 @@ class FlatSum:
         for coder in self._coders:
             coder.reset()
 
+    def close(self) -> None:
+        """Give back what was prepared for swaps; buffers that others see live on with them."""
+        self._flats, self._members, self.others = [], [], None
+
     def _write(self, riders: Sequence[Rider]) -> list[tuple[Rider, Numbers]]:
         """Let the riders write their numbers; gives the place of each."""
         places, begin = [], 0
@@ -230,7 +234,9 @@ class _Flat:
     """The tensors of one dtype, one behind the other, and a tail; and another worker's, if two swap theirs."""
 
     def __init__(self, tensors: Sequence[Tensor], tail: int) -> None:
-        self._forms = [(tensor.shape, _strides(tensor)) for tensor in tensors]
+        self._forms = [
+            (tensor.shape, tensor.stride() if arrangement(tensor) != "other" else None) for tensor in tensors
+        ]
         self._sizes = [tensor.numel() for tensor in tensors]
         numel = sum(self._sizes)
         self.values = torch.zeros(numel + tail, dtype=tensors[0].dtype, device=tensors[0].device)
@@ -262,7 +268,13 @@ class _Flat:
         ]
 
 
-def _strides(tensor: Tensor) -> tuple[int, ...] | None:
-    """Those of a tensor without holes: its place in a flat buffer has the same, as fused optimizers like it."""
-    dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
-    return tensor.stride() if dense else None
+def arrangement(tensor: Tensor) -> str:
+    """In which order its numbers are laid into a flat buffer: all workers must have the same.
+
+    That of its memory if it has no holes there: then fused optimizers see its place in the buffer as they see itself.
+    """
+    if tensor.is_contiguous():
+        return "contiguous"
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return "channels last"
+    return "other"

@@ -78,6 +78,12 @@ class Hierarchical(LocalSGD):
             )
         super().attach(fleet, replica, probe)
 
+    def detach(self) -> None:
+        """End to serve it."""
+        for average in (self._between, self._exactly_between, self._spread):
+            average.close()
+        super().detach()
+
     def _make_merge(self, fleet: Fleet) -> Merge:
         """That of this worker's site, and what is needed between sites."""
         sites = find_sites(fleet, self._site)
@@ -178,7 +184,7 @@ class Hierarchical(LocalSGD):
         parameters = self.merge.parameters
         rest = self.merge.common_buffers()
         rest += self.optimizer_state.averaged(self._replica.optimizer)
-        drift = torch.zeros(1, device=parameters[0].device)
+        drift = torch.zeros(1, dtype=torch.float32, device=parameters[0].device)
         if self._leaders.rank >= 0 and self._leaders.size > 1:
             weight = sum(self._table.all[rank].weight for rank in self._members)
             self._lead(self._between, parameters, weight, what)

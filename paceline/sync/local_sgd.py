@@ -110,6 +110,7 @@ class LocalSGD:
     def detach(self) -> None:
         """End to serve it."""
         self._fleet = None
+        self.merge.close()
         for part in self._parts:
             part.close()
         self._parts = []

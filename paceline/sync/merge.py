@@ -57,6 +57,7 @@ class Merge:
         self.blocked_seconds = 0.0
         """How long the last landing stood still."""
         self.bytes_sent = 0
+        self._completed = False
         self.trained: set[int] = set()
         """The ids of the parameters that were trained at any time in the round; some may be frozen by now."""
         self.restart()
@@ -78,6 +79,11 @@ class Merge:
     def forget(self) -> None:
         """A codec has nothing to make up for."""
         self._average.forget()
+
+    def close(self) -> None:
+        """No more averages."""
+        self._average.close()
+        self._plain.close()
 
     def run(self, note: Note, measured: Measured | None, scale: float, what: str) -> Meeting:
         """Average now; all workers have the same afterwards. What each has ``measured`` is put together, too."""
@@ -123,10 +129,11 @@ class Merge:
 
     def _complete_state(self) -> None:
         """Before the first average: a worker that has had no examples has no optimizer state yet, others may have."""
-        if not isinstance(self._optimizer_state, Average) or self._group.size == 1 or self._average.prepared:
+        if not isinstance(self._optimizer_state, Average) or self._fleet.size == 1 or self._completed:
             return
+        self._completed = True
         layout = self._optimizer_state.layout(self._replica.optimizer)
-        found = self._group.gather(msgspec.json.encode(layout), "the others' optimizer state")
+        found = self._fleet.gather(msgspec.json.encode(layout), "the others' optimizer state")
         layouts = [msgspec.json.decode(blob, type=list[Slot]) for blob in found]
         self._optimizer_state.complete(self._replica.optimizer, layouts)
 
@@ -213,8 +220,8 @@ class Merge:
         buffers = [buffer for _, buffer in self._replica.buffers()]
         tensors = [*self.parameters, *buffers]
         own = [tensor.detach().clone() for tensor in tensors]
-        self.equalise(weight, scale)
         try:
+            self.equalise(weight, scale)
             yield
         finally:
             assign(tensors, own)

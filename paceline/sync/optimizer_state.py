@@ -55,8 +55,15 @@ class Average(NamedTuple):
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for at, key, shape, dtype in dict.fromkeys(slot for layout in layouts for slot in layout):
             parameter = parameters[at]
-            device = "cpu" if key == "step" else parameter.device  # where torch's optimizers keep their counters
-            optimizer.state[parameter].setdefault(key, torch.zeros(shape, dtype=getattr(torch, dtype), device=device))
+            kind: torch.dtype = getattr(torch, dtype)
+            if shape == parameter.shape and key != "step":
+                new = torch.zeros_like(
+                    parameter, dtype=kind, requires_grad=False
+                )  # arranged in memory as torch does it
+            else:
+                device = "cpu" if key == "step" else parameter.device  # where torch's optimizers keep their counters
+                new = torch.zeros(shape, dtype=kind, device=device)
+            optimizer.state[parameter].setdefault(key, new)
 
 
 class Slot(NamedTuple):

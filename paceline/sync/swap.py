@@ -54,14 +54,23 @@ class Memory:
         ]
         self._own, self.theirs = places[group.rank :: 2], places[1 - group.rank :: 2]
         self._turn = 0
+        self._under_way = False
 
     def run(self, own: Tensor, what: str) -> int:
         """Write, and wait until the other has written."""
-        self._turn = 1 - self._turn
-        self._own[self._turn].copy_(own)
-        self._other.ring()
-        self._group.wait(lambda: Ringing(self._other), what)
+        if not self._under_way:
+            self._turn = 1 - self._turn
+            self._own[self._turn].copy_(own)
+        self._group.wait(self._ring, what)
+        self._under_way = False
         return self._turn
+
+    def _ring(self) -> Ringing:
+        if self._under_way:  # the other may still take what was written then, and ring for it
+            raise RuntimeError("a swap before this one was given up, so that the two workers are not at the same one")
+        self._under_way = True
+        self._other.ring()
+        return Ringing(self._other)
 
 
 def make_swap(group: Group, like: Tensor) -> Swap | None:

@@ -129,23 +129,25 @@ def by_hand(size: int, kind: str, every: int, state: Any, epochs: int) -> Tensor
 
 
 @pytest.mark.parametrize("micro", [None, 2])
-def test_one_step_per_round_with_sgd_is_all_reduce(pool: Pool, micro: int | None) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_step_per_round_with_sgd_is_all_reduce(pool: Pool, size: int, micro: int | None) -> None:
     """In double precision, to the rounding of sums in another order."""
     goal = {"epochs": 3}
-    expected = pool.run(3, trained, sync.AllReduce, "sgd", goal, micro)
-    for found, want in zip(pool.run(3, trained, Local(1), "sgd", goal, micro), expected, strict=True):
+    expected = pool.run(size, trained, sync.AllReduce, "sgd", goal, micro)
+    for found, want in zip(pool.run(size, trained, Local(1), "sgd", goal, micro), expected, strict=True):
         torch.testing.assert_close(found[0], want[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adamw", "adagrad"])
 @pytest.mark.parametrize("state", [sync.Keep(), sync.Average(), sync.Reset()], ids=["keep", "average", "reset"])
-def test_rounds_are_what_one_would_write(pool: Pool, kind: str, state: Any) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_rounds_are_what_one_would_write(pool: Pool, size: int, kind: str, state: Any) -> None:
     """Unequal shares, steps without examples, and a last round that is not full."""
-    found = pool.run(3, trained, Local(4, state), kind, {"epochs": 3})
+    found = pool.run(size, trained, Local(4, state), kind, {"epochs": 3})
     assert len({digest for _, digest in found}) == 1
     # Some state is in single precision whatever the parameters are: the count of steps, which is averaged, too.
     tolerance = 1e-7 if isinstance(state, sync.Average) and kind in ("adamw", "adagrad") else 1e-12
-    torch.testing.assert_close(found[0][0], by_hand(3, kind, 4, state, 3), rtol=0, atol=tolerance)
+    torch.testing.assert_close(found[0][0], by_hand(size, kind, 4, state, 3), rtol=0, atol=tolerance)
 
 
 def outer_by_hand(make: Callable[[Any], Optimizer], every: int, epochs: int) -> Tensor:
@@ -373,14 +375,22 @@ def left_by_hand(size: int, leavers: dict[int, tuple[int, str]], every: int, ste
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rank=st.integers(0, 2), at=st.integers(0, 8), phase=st.sampled_from(PHASES), every=st.sampled_from([1, 3, 4]))
-def test_a_worker_may_leave_at_any_phase_of_a_round(pool: Pool, rank: int, at: int, phase: str, every: int) -> None:
+@given(
+    size=st.sampled_from([2, 3]),
+    rank=st.integers(0, 2),
+    at=st.integers(0, 8),
+    phase=st.sampled_from(PHASES),
+    every=st.sampled_from([1, 3, 4]),
+)
+def test_a_worker_may_leave_at_any_phase_of_a_round(
+    pool: Pool, size: int, rank: int, at: int, phase: str, every: int
+) -> None:
     """Nobody hangs, nobody fails; all end with the same model, in which everybody's examples have their true weight."""
-    leavers = {rank: (at, phase)}
-    found = pool.run(3, left_early, leavers, every, 11)
+    leavers = {rank % size: (at, phase)}
+    found = pool.run(size, left_early, leavers, every, 11)
     assert len({digest for digest, _, _ in found}) == 1
     assert len({progress for _, progress, _ in found}) == 1
-    steps, expected = left_by_hand(3, leavers, every, 11)
+    steps, expected = left_by_hand(size, leavers, every, 11)
     assert found[0][1][0] == steps
     torch.testing.assert_close(found[0][2], expected, rtol=0, atol=1e-12)
 
