@@ -96,6 +96,13 @@ SITES = [
     Contestant("ddp", "torch DDP", f"{__name__}.ddp"),
     Contestant("paceline-local-sgd", "Paceline LocalSGD", OURS, ("local-sgd",), note="H = {every}"),
     Contestant(
+        "paceline-local-sgd-seldom",
+        "Paceline LocalSGD, as seldom",
+        OURS,
+        ("local-sgd-seldom",),
+        note="twice {every} steps, as between sites",
+    ),
+    Contestant(
         "paceline-hierarchical",
         "Paceline Hierarchical",
         OURS,

@@ -24,6 +24,10 @@ VARIANTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
         "lockstep": settings.every,
     },
     "local-sgd": lambda settings: {"sync": pl.sync.LocalSGD(settings.every), "lockstep": settings.every},
+    "local-sgd-seldom": lambda settings: {
+        "sync": pl.sync.LocalSGD(settings.every * 2),
+        "lockstep": settings.every * 2,
+    },
     "local-sgd-8bit": lambda settings: {
         "sync": pl.sync.LocalSGD(settings.every, codec=pl.codec.Uniform8()),
         "lockstep": settings.every,
