@@ -111,7 +111,7 @@ class Feed:
             self._permutations = {e: p for e, p in self._permutations.items() if e >= piece.epoch - 1}
             self._permutations[piece.epoch] = self._order.permutation(self.length, piece.epoch, self._seed)
         order = self._permutations[piece.epoch]
-        spans = [order[start:stop] for start, stop in piece.spans]
+        spans = [order.narrow(0, start, stop - start) for start, stop in piece.spans]
         return spans[0] if len(spans) == 1 else torch.cat(spans)
 
     def _pieces(self, plan: Plan) -> Iterator[Piece]:

@@ -112,12 +112,15 @@ class Tensors:
 
     def __init__(self, tensors: tuple[Tensor, ...], subset: Tensor | None) -> None:
         self._tensors, self._subset = tensors, subset
+        self._elsewhere = any(tensor.device.type != "cpu" for tensor in tensors)
 
     def fetch(self, piece: Piece, ids: Tensor, ahead: Callable[[], Iterator[Piece]]) -> list[Tensor]:
         """Pick the examples."""
         rows = ids if self._subset is None else self._subset[ids]
+        if self._elsewhere:
+            return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors]
         # Five times as fast as indexing with brackets.
-        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors]
+        return [tensor.index_select(0, rows) for tensor in self._tensors]
 
     def forget(self) -> None:
         """Nothing is fetched ahead."""

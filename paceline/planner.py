@@ -104,7 +104,7 @@ def advance(cursor: Cursor, plan: Plan, lengths: tuple[int, ...]) -> Cursor:
     shared = len(cursor.taken) == 1 and len(lengths) == 1
     used = (plan.batch,) if shared else plan.counts
     taken = tuple(before + more for before, more in zip(cursor.taken, used, strict=True))
-    ranges = simplified(drop(cursor.ranges, plan.batch), lengths[0])
+    ranges = simplified(drop(cursor.ranges, plan.batch), lengths[0]) if cursor.ranges else ()
     return after(cursor, 1, plan.batch, taken, ranges, lengths, ())
 
 

@@ -67,6 +67,8 @@ class Plan(msgspec.Struct, frozen=True):
         statistics.
         """
         start, count = self.starts[rank], self.counts[rank]
+        if 0 < count <= self.micro:  # nearly always
+            return [(start, start + count)]
         number = -(-count // self.micro)
         bounds = [start + count * at // number for at in range(number + 1)] if number else []
         return list(pairwise(bounds))

@@ -48,12 +48,8 @@ class Points:
         """What travels, and the point that whoever decodes it sees."""
         if bits == WHOLE:
             return model.view(torch.uint8), model
-        lattice = self._lattices[bits]
-        payload = lattice.encode(model, self._reach, seed)
         seen = torch.empty_like(model)
-        # Not if a number is infinite: then the partner will not be able to, either, and asks for full precision.
-        lattice.decode(payload, model, seen, seed=seed)
-        return payload, seen
+        return self._lattices[bits].encode(model, self._reach, seed, points=seen), seen
 
     def decode(self, payload: Tensor, bits: int, near: Tensor, seed: int) -> Tensor | None:
         """The partner's point; None if it is too far from ``near`` for so few bits, or not finite in full precision."""

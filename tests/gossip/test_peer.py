@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.codec import Identity, Lattice
+from paceline.codec.rounding import FINEST, scales_for
 from paceline.gossip.messages import (
     Abort,
     Action,
@@ -229,13 +230,16 @@ def test_an_exchange_is_half_of_the_way(codec: Identity | Lattice) -> None:
     world.settle()
     assert world.workers[0].ended == world.workers[1].ended == Counter({Outcome.DONE: 1})
     mean = (first + second) / 2
-    # Nobody was met before, so that the first point goes out in full precision, where nothing is lost but rounding.
+    # Nobody was met before, so that the first points go out on the finest lattice, or in full precision.
+    finest = 2 * FINEST * float(torch.stack([first, second]).abs().max())
     for rank, worker in world.workers.items():
-        assert torch.allclose(worker.model - world.learnt[rank], mean, rtol=0, atol=1e-6)
+        assert torch.allclose(worker.model - world.learnt[rank], mean, rtol=0, atol=finest + 1e-6)
     # From now on both know how far they may be apart, and points are off by half a step at most.
     begin = [worker.model.clone() for worker in world.workers.values()]
     reach = 2 * float((first - second).abs().max())
-    step = 0.0 if isinstance(codec, Identity) else 2 * reach / (2**codec.bits - 2)
+    step = 0.0
+    if isinstance(codec, Lattice):
+        step = float(scales_for(torch.tensor([reach]), torch.zeros(1), codec.bits))
     world.propose(1, 0)
     world.settle()
     now = [worker.model for worker in world.workers.values()]

@@ -1,0 +1,82 @@
+"""How fast is the lattice, next to copying the same numbers?
+
+One thread. Ten million numbers are encoded, decoded and copied in turn; the figure is the time of two copies over that
+of encoding and decoding, the median over the rounds, with quartiles. Memory is warm, as that of a model is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from benchmarks import bench
+from paceline.codec import Lattice, lattice
+
+REACH = 3e-3
+
+
+@contextmanager
+def computed_by(kernel: str) -> Iterator[None]:
+    """While inside, numba is there or not."""
+    usual = lattice._has_numba
+    lattice._has_numba = lambda: kernel == "numba"  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        lattice._has_numba = usual
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """How long it takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def measure(kernel: str, bits: int, numel: int, rounds: int) -> dict[str, Any]:
+    """Milliseconds of each, and two copies over encoding and decoding."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(numel, generator=generator)
+    near = values + REACH / 3 * torch.randn(numel, generator=generator).clamp(-3, 3)
+    codec, out = Lattice(bits), torch.empty(numel)
+    reach, apart = torch.full((codec.blocks(numel),), REACH), torch.empty(codec.blocks(numel))
+    with computed_by(kernel):
+        assert codec.kernel == kernel
+        payload = codec.encode(values, reach)
+        assert codec.decode(payload, near, out, apart) == 0
+        found: dict[str, list[float]] = {"encode": [], "decode": [], "copy": []}
+        for _ in range(rounds):
+            found["encode"].append(seconds(lambda: codec.encode(values, reach)))
+            found["decode"].append(seconds(lambda: codec.decode(payload, near, out, apart)))
+            found["copy"].append(seconds(lambda: out.copy_(values)))
+    each = [2 * copy / (one + two) for one, two, copy in zip(*found.values(), strict=True)]
+    low, middle, high = statistics.quantiles(each, n=4)
+    row: dict[str, Any] = {name: round(1e3 * statistics.median(times), 2) for name, times in found.items()}
+    return {**row, "two copies over it": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}
+
+
+def main() -> None:
+    """Measure, and show it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--numel", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {
+        f"{kernel}, {bits} bits": measure(kernel, bits, options.numel, options.rounds)
+        for kernel in ("numba", "torch")
+        for bits in (4, 8, 16)
+    }
+    for name, row in results.items():
+        print(f"{name:16s} {row}")
+    bench.report("lattice", {"options": vars(options), **results})
+
+
+if __name__ == "__main__":
+    main()
