@@ -1,5 +1,22 @@
 """Which examples come next."""
 
+from paceline.order.balancing import MeanBalancer, PairBalancer
+from paceline.order.reversed import FlipFlop, ShuffleBlocks
+from paceline.order.sampler import BalancedSampler
 from paceline.order.shuffle import Sequential, Shuffle, ShuffleOnce
+from paceline.order.signs import Greedy, Halving, Walk, herding_bound
 
-__all__ = ["Sequential", "Shuffle", "ShuffleOnce"]
+__all__ = [
+    "BalancedSampler",
+    "FlipFlop",
+    "Greedy",
+    "Halving",
+    "MeanBalancer",
+    "PairBalancer",
+    "Sequential",
+    "Shuffle",
+    "ShuffleBlocks",
+    "ShuffleOnce",
+    "Walk",
+    "herding_bound",
+]

@@ -17,10 +17,17 @@ import paceline as pl
 from paceline.feed import Feed, Loading
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Plan, Progress
+from paceline.roles import Order
 from tests.pool import Pool
 from tests.problems import Numbered
 
-ORDERS = [pl.order.Shuffle(), pl.order.ShuffleOnce(), pl.order.Sequential()]
+ORDERS: list[Order] = [
+    pl.order.Shuffle(),
+    pl.order.ShuffleOnce(),
+    pl.order.Sequential(),
+    pl.order.FlipFlop(),
+    pl.order.ShuffleBlocks(7),
+]
 
 
 class NotForeseen(pl.order.Shuffle):
