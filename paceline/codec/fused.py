@@ -16,14 +16,13 @@ from numpy import float32, int32, uint64
 from numpy.typing import NDArray
 
 from paceline.codec.packing import GROUP
-from paceline.codec.rounding import FINEST, MAGIC, MAGIC_BITS, SLACK, SMALLEST
+from paceline.codec.rounding import FINEST, MAGIC, SLACK, SMALLEST
 
 __all__ = ["Kernels", "kernels"]
 
 Array = NDArray[Any]
 
 ROUND = float32(MAGIC)
-ROUND_BITS = int32(MAGIC_BITS)
 SIZE = int32(0x7FFFFFFF)  # the bits of a float32 without its sign: as whole numbers they have the order of the sizes
 INFINITE = int32(0x7F800000)
 
@@ -48,9 +47,10 @@ class Kernels(NamedTuple):
 @cache
 def kernels(bits: int) -> Kernels:
     """Compile those for so many bits, which takes some seconds the first time on a machine."""
-    shift, mask, half = int32(bits), int32((1 << bits) - 1), int32(1 << (bits - 1))
+    shift, mask = int32(bits), int32((1 << bits) - 1)
     colours, finest, smallest = float32((1 << bits) - SLACK), float32(FINEST), float32(SMALLEST)
-    byte, whole = bits == 8, bits == 16
+    byte, whole, nibble = bits == 8, bits == 16, bits == 4
+    lowest_of = float32(MAGIC - (1 << (bits - 1)))
     group, last_byte = uint64(GROUP), uint64(0xFF)
 
     @compiled
@@ -69,7 +69,7 @@ def kernels(bits: int) -> Kernels:
         digest, largest = int32(0), int32(0)
         for at in range(values.size):
             value = values[at]
-            index = int32(float32(value * inverse + ROUND).view(np.int32) - ROUND_BITS)
+            index = float32(value * inverse + ROUND).view(np.int32)
             digest = int32(digest + int32(int32(index >> shift) * weights[at]))
             codes[at] = index & mask
             size = int32(float32(value).view(np.int32) & SIZE)
@@ -86,10 +86,10 @@ def kernels(bits: int) -> Kernels:
         digest, apart = int32(0), int32(0)
         for at in range(near.size):
             value = near[at]
-            lowest = int32(float32(value * inverse + ROUND).view(np.int32) - int32(ROUND_BITS + half))
+            lowest = float32(value * inverse + lowest_of).view(np.int32)
             index = int32(lowest + int32(int32(int32(codes[at]) - lowest) & mask))
             digest = int32(digest + int32(int32(index >> shift) * weights[at]))
-            point = float32(float32(index) * scale)
+            point = float32(float32(index.view(np.float32) - ROUND) * scale)
             out[at] = point
             size = int32(float32(point - value).view(np.int32) & SIZE)
             apart = size if size > apart else apart
@@ -101,6 +101,10 @@ def kernels(bits: int) -> Kernels:
             for at in range(codes.size):
                 out[2 * at] = codes[at] & 0xFF
                 out[2 * at + 1] = codes[at] >> 8
+            return
+        if nibble and codes.size % GROUP == 0:
+            for at in range(out.size):
+                out[at] = codes[2 * at] | (codes[2 * at + 1] << 4)
             return
         for first in range(out.size // bits):
             held, filled, byte_at = uint64(0), uint64(0), first * bits
@@ -119,6 +123,11 @@ def kernels(bits: int) -> Kernels:
         if whole:
             for at in range(codes.size):
                 codes[at] = packed[2 * at] | (packed[2 * at + 1] << 8)
+            return
+        if nibble and codes.size % GROUP == 0:
+            for at in range(packed.size):
+                codes[2 * at] = packed[at] & 0xF
+                codes[2 * at + 1] = packed[at] >> 4
             return
         for first in range(packed.size // bits):
             held, filled, byte_at = uint64(0), uint64(0), first * bits

@@ -1,7 +1,8 @@
 """Lattice points in plain operations of torch, over pieces that stay in the cache.
 
 A number is rounded by adding 1.5 · 2^23 to it: what single precision keeps of that sum is the nearest whole number, and
-its bits are that number and a constant. So an index is one addition away from a float, on every processor.
+its bits, as an int32, are that number and a constant. The constant is a multiple of 2^22, which changes nothing modulo
+q. So an index, with that constant, is one addition away from a float, on every processor.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from torch import Tensor
 
 from paceline.codec.packing import pack, packed_bytes, unpack
 
-__all__ = ["MAGIC", "MAGIC_BITS", "decode", "encode", "scales_for"]
+__all__ = ["MAGIC", "decode", "encode", "scales_for"]
 
 MAGIC = 12582912.0  # 1.5 · 2^23: whole numbers up to 2^22 away from it are told apart
-MAGIC_BITS = 0x4B400000  # it, as an int32
 FINEST = 2.0**-21  # lattice steps of the largest number of a block: indices stay below 2^22, with room for who is near
-SMALLEST = 2.0**-100  # lattice step: its inverse is a number, too
+SMALLEST, LARGEST = 2.0**-100, 2.0**127  # lattice steps: their inverses are numbers, too
 # Steps of the range that are not used: half a step for each of two roundings, twice, and the rounding of a shift.
 SLACK = 2.6
-CHUNK = 1 << 15  # numbers at a time
+CHUNK = 1 << 18  # numbers at a time: fewer, and calls take longer than what they do
 
 
 def scales_for(reach: Tensor, largest: Tensor, bits: int) -> Tensor:
@@ -34,7 +34,7 @@ def scales_for(reach: Tensor, largest: Tensor, bits: int) -> Tensor:
     """
     scales = torch.maximum(2 * reach / ((1 << bits) - SLACK), largest * FINEST).clamp(min=SMALLEST)
     power = ((scales.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
-    return torch.where(largest.isfinite() & power.isfinite() & scales.isfinite(), power, torch.nan)
+    return torch.where(scales <= LARGEST, power, torch.nan)
 
 
 def encode(
@@ -54,17 +54,16 @@ def encode(
     at = 0
     for first, last, begin, end in _pieces(values.numel(), block):
         rows = values[begin:end].view(last - first, -1)
-        low, high = torch.aminmax(rows, dim=1)
-        scale = scales_for(reach[first:last], torch.maximum(high, -low), bits)
+        scale = scales_for(reach[first:last], _largest(rows), bits)
         scales[first:last] = scale
         work, other = room[: end - begin].view_as(rows), spare[: end - begin].view_as(rows)
         shift = _shift(shifts, rows)
-        index = _round(rows, scale, shift, work).sub_(MAGIC_BITS)
+        index = _round(rows, scale, shift, MAGIC, work)
         digests[first:last] = _digest(index, bits, weights, other)
         size = packed_bytes(end - begin, bits)
         pack(index.view(-1), bits, codes[at : at + size])
         if points is not None:
-            _write(index, shift, scale, points[begin:end].view_as(rows))
+            _write(work, shift, scale, points[begin:end].view_as(rows))
         at += size
 
 
@@ -87,15 +86,14 @@ def decode(
         rows, scale = near[begin:end].view(last - first, -1), scales[first:last]
         work, other = room[: end - begin].view_as(rows), spare[: end - begin].view_as(rows)
         shift = _shift(shifts, rows)
-        lowest = _round(rows, scale, shift, work).sub_(MAGIC_BITS + half)  # of the q indices that it may be
+        lowest = _round(rows, scale, shift, MAGIC - half, work)  # of the q indices that it may be
         size = packed_bytes(end - begin, bits)
         index = unpack(codes[at : at + size], bits, end - begin).view_as(rows)
         index.sub_(lowest).bitwise_and_(mask).add_(lowest)
         same = _digest(index, bits, weights, other) == digests[first:last]
         points = out[begin:end].view_as(rows)
-        _write(index, shift, scale, points)
-        low, high = torch.aminmax(torch.sub(points, rows, out=work), dim=1)
-        torch.maximum(high, -low, out=apart[first:last])
+        _write(index.view(torch.float32), shift, scale, points)
+        apart[first:last] = _largest(torch.sub(points, rows, out=work))
         wrong += last - first - int((same & apart[first:last].isfinite()).sum())
         at += size
     return wrong
@@ -122,12 +120,17 @@ def _shift(generator: torch.Generator | None, rows: Tensor) -> Tensor | None:
     return None if generator is None else torch.rand(rows.shape, generator=generator, dtype=rows.dtype).to(rows.device)
 
 
-def _round(rows: Tensor, scale: Tensor, shift: Tensor | None, work: Tensor) -> Tensor:
-    """The nearest indices, plus a constant, as int32 in the memory of ``work``."""
+def _largest(rows: Tensor) -> Tensor:
+    """The largest size in each row; NaN if there is one. (Both in one pass take ten times as long.)"""
+    return torch.maximum(rows.amax(1), -rows.amin(1))
+
+
+def _round(rows: Tensor, scale: Tensor, shift: Tensor | None, more: float, work: Tensor) -> Tensor:
+    """The nearest indices plus ``more``, as floats in ``work``, and their bits as int32."""
     torch.mul(rows, scale.reciprocal().unsqueeze(1), out=work)
     if shift is not None:
         work.add_(shift)
-    return work.add_(MAGIC).view(torch.int32)
+    return work.add_(more).view(torch.int32)
 
 
 def _digest(index: Tensor, bits: int, weights: Tensor, room: Tensor) -> Tensor:
@@ -137,7 +140,8 @@ def _digest(index: Tensor, bits: int, weights: Tensor, room: Tensor) -> Tensor:
 
 
 def _write(index: Tensor, shift: Tensor | None, scale: Tensor, out: Tensor) -> None:
-    out.copy_(index)
+    """The points of indices, which have MAGIC added to them."""
+    torch.sub(index, MAGIC, out=out)
     if shift is not None:
         out.sub_(shift)
     out.mul_(scale.unsqueeze(1))
