@@ -48,7 +48,7 @@ class Fleet(Group):
         self._gathers, self._gathered = 0, ""
         self._moved: float | None = None
         self._places: dict[int, tuple[int, str]] = {}
-        self._closed = False
+        self._closed = self._disbanded = False
         self._thread = threading.get_ident()
         self.meanwhile: Callable[[], None] = lambda: None
         """Something short to do while the first wait for others begins; in the thread that made the fleet alone."""
@@ -103,6 +103,11 @@ class Fleet(Group):
             self._line.reached(step, what)
 
     def _check_open(self) -> None:
+        if self._disbanded:
+            raise FleetError(
+                "the workers of this run have gone their own ways since it began, so that nothing can be exchanged "
+                "with all of them at once; where that is needed, use another sync than Gossip"
+            )
         if self._closed:
             raise FleetError(
                 "this run was closed, so that it cannot exchange anything with other workers; make a new Run"
@@ -143,6 +148,13 @@ class Fleet(Group):
         # Who has come to this gathering has read the one before, so that this worker's part of it can go.
         self._watch.drop(f"{before}/{self.rank}")
         return [found[rank] for rank in range(self.size)]
+
+    def disband(self) -> None:
+        """From now on every worker is on its own: no heartbeats, no collectives, nobody stops when one dies."""
+        self.gather(b"", "all workers to be ready to go their own ways")
+        if self._watch:
+            self._watch.close()
+        self._watch, self._disbanded = None, True
 
     def agree(self, items: dict[str, str]) -> None:
         """Compare settings between workers; a difference is an error that names the item, values and workers."""

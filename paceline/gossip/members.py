@@ -8,8 +8,10 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from paceline.errors import SettingError
 from paceline.gossip.graph import Graph
@@ -17,8 +19,9 @@ from paceline.gossip.graph import Graph
 __all__ = ["Members", "News", "Patience", "State"]
 
 FAILURES = 2  # exchanges that a member leaves unanswered before it is taken for silent
-RETRY = 1.0  # seconds until a silent member is tried again; twice as long every time
+RETRY = 1.0  # seconds until a silent member is greeted again; twice as long every time
 LONGEST_RETRY = 30.0
+ANSWERS = 5  # that patience is learnt from at least
 TOLD = 8  # members that a message tells of
 
 
@@ -28,6 +31,8 @@ class State(enum.StrEnum):
     JOINING = "joining"
     """It has no model of the swarm yet: it must not be averaged with, nor asked for its model."""
     HERE = "here"
+    DONE = "done"
+    """It has come to the end of the training, or was told to stop, and so have all who hear of it."""
     LEFT = "left"
     """It has said goodbye."""
 
@@ -35,13 +40,13 @@ class State(enum.StrEnum):
 class News(msgspec.Struct, frozen=True):
     """What is said of a member."""
 
-    number: int
-    address: str
+    number: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    address: Annotated[str, Meta(pattern=r"^tcp://[A-Za-z0-9_.-]+:[0-9]{1,5}\Z", max_length=300)]
     """Where it listens."""
-    life: int
+    life: Annotated[int, Meta(ge=0, lt=1 << 38)]
     """Larger for every time that it was started."""
     state: State
-    examples: int
+    examples: Annotated[int, Meta(ge=0, lt=1 << 56)]
     """That it has used so far, in all its lives."""
 
     def newer(self, other: News) -> News:
@@ -78,11 +83,20 @@ class Patience:
     def seconds(self) -> float:
         """How long to wait for the next."""
         usual = self.first
-        if len(self._taken) >= 5:
+        if self.learnt:
             middle = statistics.median(self._taken)
             spread = statistics.median(abs(each - middle) for each in self._taken)
             usual = max(3 * middle + 10 * spread, self.least)
-        return min(usual * 2.0**self._failures, self.most)
+        return self.longer(usual)
+
+    @property
+    def learnt(self) -> bool:
+        """Whether there were enough answers to judge by."""
+        return len(self._taken) >= ANSWERS
+
+    def longer(self, seconds: float) -> float:
+        """So long, or longer if answers did not come lately."""
+        return min(seconds * 2.0**self._failures, self.most)
 
 
 @dataclass
@@ -91,7 +105,7 @@ class _Contact:
 
     failures: int = 0
     again: float = 0.0
-    """When a silent one is tried again."""
+    """When a silent one is greeted again."""
     patience: Patience = field(default_factory=Patience)
 
 
@@ -104,6 +118,8 @@ class Members:
         self._known: dict[int, News] = {own.number: own}
         self._contacts: dict[int, _Contact] = {}
         self._before = own.examples
+        self._told = 0
+        self._patience = Patience()
         self._chance = random.Random(repr((seed, own.number, own.life)))
 
     def tell(self, state: State | None = None, examples: int | None = None) -> None:
@@ -137,15 +153,20 @@ class Members:
             before, self._before = self._before, news.examples
             self.tell(examples=own.examples - before)
 
+    def hear_of_all(self, examples: int) -> None:
+        """Somebody knows of so many examples that all have used: it may have heard of members that this one has not."""
+        self._told = max(self._told, examples)
+
     def answered(self, number: int, seconds: float | None = None) -> None:
         """A member has been heard, after so long if it was waited for."""
         contact = self._contact(number)
         contact.failures = 0
         if seconds is not None:
             contact.patience.took(seconds)
+            self._patience.took(seconds)
 
     def failed(self, number: int, now: float) -> None:
-        """A member was waited for in vain."""
+        """A member was waited for, or greeted, in vain."""
         contact = self._contact(number)
         contact.failures += 1
         if contact.failures >= FAILURES:
@@ -153,8 +174,24 @@ class Members:
         contact.patience.failed()
 
     def patience(self, number: int) -> float:
-        """How long to wait for a member."""
-        return self._contact(number).patience.seconds
+        """How long to wait for a member: by its own answers, or by those of all as long as it has given few."""
+        own = self._contact(number).patience
+        return own.seconds if own.learnt else own.longer(self._patience.seconds)
+
+    @property
+    def usual_patience(self) -> float:
+        """How long to wait for a member that nothing is held against."""
+        return self._patience.seconds
+
+    def to_greet(self, now: float) -> list[int]:
+        """The silent members whose turn it is: they are not averaged with until they have said something.
+
+        A greeting is short, so that nobody waits for it; an exchange with one that is dead would keep others away.
+        """
+        due = [n for n in self.silent() if self._known[n].state is not State.LEFT and self._contact(n).again <= now]
+        for number in due:
+            self.failed(number, now)
+        return due
 
     def address(self, number: int) -> str:
         """Where a member listens."""
@@ -164,21 +201,18 @@ class Members:
         """Which life a member is in; -1 if it is not known."""
         return self._known[number].life if number in self._known else -1
 
-    def participants(self, now: float) -> list[int]:
+    def participants(self) -> list[int]:
         """Those that average now, this worker included: who has a model, has not left, and is not silent."""
-        return sorted(
-            number
-            for number, news in self._known.items()
-            if news.state is State.HERE and not (self._is_silent(number) and self._contact(number).again > now)
-        )
+        here = [number for number, news in self._known.items() if news.state is State.HERE]
+        return sorted(number for number in here if not self._is_silent(number))
 
     def silent(self) -> list[int]:
         """Those that did not answer lately."""
         return sorted(number for number in self._known if self._is_silent(number))
 
-    def partner(self, now: float, but: Iterable[int] = ()) -> int | None:
+    def partner(self, but: Iterable[int] = ()) -> int | None:
         """One of the neighbours at random; None if there is nobody, or only those in ``but``, who were busy."""
-        there = self.participants(now)
+        there = self.participants()
         if self.own.number not in there or len(there) < 2:
             return None
         neighbours = self._graph.neighbours(there)
@@ -187,15 +221,19 @@ class Members:
         around = [each for each in neighbours[self.own.number] if each not in set(but)]
         return self._chance.choice(around) if around else None
 
-    def donors(self, now: float) -> list[int]:
+    def donors(self) -> list[int]:
         """Who could give its model to one that joins: those that have one, the most advanced first."""
-        there = [number for number in self.participants(now) if number != self.own.number]
+        there = [number for number in self.participants() if number != self.own.number]
         return sorted(there, key=lambda number: -self._known[number].examples)
 
     @property
     def examples(self) -> int:
         """That all members have used so far, as far as it was heard."""
-        return sum(news.examples for news in self._known.values())
+        return max(self._told, sum(news.examples for news in self._known.values()))
+
+    def others(self, *states: State) -> list[int]:
+        """The other members that were last heard to be in one of these states."""
+        return sorted(n for n, news in self._known.items() if n != self.own.number and news.state in states)
 
     def news(self) -> list[News]:
         """What to say in a message: of this worker, and of some others, drawn at random."""

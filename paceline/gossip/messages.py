@@ -1,4 +1,4 @@
-"""What two workers say to each other in an exchange, and what comes of it for one of them."""
+"""What two workers say to each other, in an exchange and beside it, and what comes of it for one of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from torch import Tensor
 __all__ = [
     "Abort",
     "Action",
+    "Agreed",
     "Answer",
     "Ask",
+    "Await",
     "Commit",
     "Correct",
     "Ended",
+    "Errand",
+    "Fetch",
+    "Got",
+    "Hello",
+    "Later",
     "Message",
+    "Model",
     "Outcome",
     "Propose",
     "Refuse",
@@ -80,6 +88,56 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 Message = Propose | Answer | Wider | Refuse | Commit | Abort | Ask
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """I am here, or leave, or have come to the end: see the news that travel with every message."""
+
+    reply: bool
+    """Whether to say hello, too."""
+
+
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """Give me your whole model."""
+
+    number: int
+    """Of the question, so that a late answer is not taken for one to the next."""
+    final: bool
+    """As it is when you have come to the end, not as it is now."""
+
+
+class Model(msgspec.Struct, frozen=True, tag=True):
+    """It is the payload."""
+
+    number: int
+    weight: int
+    """The examples that it stands for."""
+
+
+class Later(msgspec.Struct, frozen=True, tag=True):
+    """I am alive, but have nothing to give yet."""
+
+    number: int
+
+
+class Await(msgspec.Struct, frozen=True, tag=True):
+    """Have you put together the average of all at the end?"""
+
+    number: int
+
+
+class Agreed(msgspec.Struct, frozen=True, tag=True):
+    """This is the average of all at the end: the payload."""
+
+    members: list[int]
+    """Whose models are in it."""
+
+
+class Got(msgspec.Struct, frozen=True, tag=True):
+    """I have it."""
+
+
+Errand = Hello | Fetch | Model | Later | Await | Agreed | Got
 
 
 class Send(NamedTuple):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import SettingError
 from paceline.gossip.graph import Complete, Edges, Ring
-from paceline.gossip.members import FAILURES, LONGEST_RETRY, Members, News, Patience, State
+from paceline.gossip.members import ANSWERS, FAILURES, LONGEST_RETRY, Members, News, Patience, State
 
 
 def news(number: int, life: int = 1, state: State = State.HERE, examples: int = 0) -> News:
@@ -33,54 +33,65 @@ def test_what_is_known_does_not_depend_on_the_order_of_news(said: list[News], ch
     one.hear(said)
     for each in [*reversed(said), *said]:  # in another order, and twice
         other.hear([each])
-    assert one.participants(0.0) == other.participants(0.0)
+    assert one.participants() == other.participants()
     assert one.examples == other.examples
 
 
 def test_a_partner_is_any_neighbour() -> None:
     members = five()
-    chosen = Counter(members.partner(0.0) for _ in range(2000))
+    chosen = Counter(members.partner() for _ in range(2000))
     assert set(chosen) == {1, 2, 3, 4}
     assert min(chosen.values()) > 400  # of 500; the standard deviation is 19
-    assert members.partner(0.0, but=[1, 2, 4]) == 3
-    assert members.partner(0.0, but=[1, 2, 3, 4]) is None
+    assert members.partner(but=[1, 2, 4]) == 3
+    assert members.partner(but=[1, 2, 3, 4]) is None
     ring = Members(news(0), Ring())
     ring.hear([news(number) for number in range(1, 5)])
-    assert {ring.partner(0.0) for _ in range(100)} == {1, 4}
+    assert {ring.partner() for _ in range(100)} == {1, 4}
 
 
 def test_who_has_no_model_is_neither_partner_nor_donor() -> None:
     members = Members(news(0), Complete())
     members.hear([news(1, state=State.JOINING), news(2, examples=10), news(3, examples=30), news(4, state=State.LEFT)])
-    assert members.participants(0.0) == [0, 2, 3]
-    assert members.donors(0.0) == [3, 2]
+    assert members.participants() == [0, 2, 3]
+    assert members.donors() == [3, 2]
     members.hear([news(1)])
-    assert members.participants(0.0) == [0, 1, 2, 3]
+    assert members.participants() == [0, 1, 2, 3]
     joining = Members(news(0, state=State.JOINING), Complete())
     joining.hear([news(1)])
-    assert joining.partner(0.0) is None
+    assert joining.partner() is None
 
 
-def test_who_does_not_answer_is_left_alone_for_a_while() -> None:
+def test_who_does_not_answer_is_left_alone_and_greeted_now_and_then() -> None:
     members = five()
     now = 100.0
     for _ in range(FAILURES):
-        assert 3 in members.participants(now)
+        assert 3 in members.participants()
         members.failed(3, now)
     assert members.silent() == [3]
-    assert 3 not in members.participants(now)
-    assert 3 in members.participants(now + 1.1)  # tried again
+    assert 3 not in members.participants()
     waits = []
     for _ in range(8):
-        members.failed(3, now)
-        waits.append(next(wait for wait in range(1, 100) if 3 in members.participants(now + wait + 0.1)))
-    assert waits == [2, 4, 8, 16, 30, 30, 30, 30]
+        wait = next(wait for wait in range(1, 100) if members.to_greet(now + wait) == [3])
+        waits.append(wait)
+        now += wait
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     assert LONGEST_RETRY == 30
     for _ in range(5000):  # for as long as a run may take
         members.failed(3, now)
     members.answered(3)
-    assert 3 in members.participants(now)
-    assert members.silent() == []
+    assert 3 in members.participants()
+    assert members.silent() == members.to_greet(now + 1000) == []
+
+
+def test_who_is_not_known_yet_is_waited_for_as_long_as_the_others_take() -> None:
+    members = five()
+    assert members.patience(3) == Patience().first
+    for _ in range(ANSWERS):
+        members.answered(1, 1.0)
+    assert members.patience(3) == members.patience(1) == 3.0
+    members.failed(3, 0.0)
+    assert members.patience(3) == 6.0
+    assert members.patience(1) == 3.0
 
 
 def test_a_new_life_is_a_new_chance() -> None:
@@ -92,7 +103,7 @@ def test_a_new_life_is_a_new_chance() -> None:
     assert members.life(3) == 2
     members.hear([news(3, life=1, examples=70)])  # late news of the first life
     assert members.life(3) == 2
-    assert 3 not in members.participants(0.0)
+    assert 3 not in members.participants()
     assert members.examples == 70  # what was used was used
 
 
@@ -111,14 +122,14 @@ def test_a_worker_that_comes_back_goes_on_counting() -> None:
 def test_a_member_that_is_not_in_the_graph() -> None:
     members = Members(news(0), Edges(((0, 1), (1, 2))))
     members.hear([news(1), news(7)])
-    assert members.partner(0.0) == 1  # the stranger is left out
+    assert members.partner() == 1  # the stranger is left out
     stranger = Members(news(7), Edges(((0, 1), (1, 2))))
     stranger.hear([news(1), news(0)])
     with pytest.raises(SettingError, match="member 7 is not in Edges"):
-        stranger.partner(0.0)
+        stranger.partner()
     alone = Members(news(0), Edges(((0, 1), (1, 2))))
     alone.hear([news(7)])
-    assert alone.partner(0.0) is None
+    assert alone.partner() is None
 
 
 def test_of_two_with_the_same_number_the_earlier_stops() -> None:
@@ -138,7 +149,7 @@ def test_news_spread() -> None:
     assert sorted(each.number for each in told) == [0, 1, 2, 3, 4]
     assert members.examples == 12
     members.tell(state=State.LEFT)
-    assert members.participants(0.0) == [1, 2, 3, 4]
+    assert members.participants() == [1, 2, 3, 4]
     assert members.address(2) == "tcp://host-2"
     assert members.life(77) == -1
 

@@ -1,0 +1,132 @@
+"""Real sockets: who is heard, and who is not."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import zmq
+
+from paceline.errors import SettingError
+from paceline.gossip.keys import Keys, make_secret
+from paceline.gossip.sockets import WAITING, Sockets, check_bind
+
+HOST = "127.0.0.1"
+
+
+def keys() -> Keys:
+    found = make_secret(plain=False).keys
+    assert found is not None
+    return found
+
+
+def hear(ears: Sockets, seconds: float) -> list[list[bytes]]:
+    """All that comes within so many seconds, or the first if it comes."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ears.wait(0.02)
+        if (frames := ears.receive()) is not None:
+            return [frames]
+    return []
+
+
+@pytest.fixture
+def ours() -> Iterator[tuple[Sockets, Keys]]:
+    own = keys()
+    with closing(Sockets(HOST, own, 10_000)) as ears:
+        yield ears, own
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_partners_hear_each_other(plain: bool) -> None:
+    own = None if plain else keys()
+    with closing(Sockets(HOST, own, 10_000)) as one, closing(Sockets(HOST, own, 10_000)) as other:
+        assert one.send(other.address, [b"header", b"payload"])
+        assert hear(other, 5.0) == [[b"header", b"payload"]]
+        assert other.send(one.address, [b"alone"])
+        assert hear(one, 5.0) == [[b"alone"]]
+        assert one.strangers == 0
+
+
+def test_who_has_another_key_is_not_heard(ours: tuple[Sockets, Keys]) -> None:
+    ears, own = ours
+    with closing(Sockets(HOST, keys(), 10_000)) as stranger:
+        stranger.send(ears.address, [b"let me in"])
+        assert hear(ears, 0.5) == []
+    with closing(Sockets(HOST, own, 10_000)) as partner:  # the ears still work
+        partner.send(ears.address, [b"hello"])
+        assert hear(ears, 5.0) == [[b"hello"]]
+
+
+def test_who_only_knows_the_public_key_is_not_heard(ours: tuple[Sockets, Keys]) -> None:
+    """It is a key of its own that it proves to have, not the run's."""
+    ears, own = ours
+    context = zmq.Context()
+    mouth = context.socket(zmq.DEALER)
+    mouth.linger = 0
+    public, secret = zmq.curve_keypair()
+    mouth.curve_serverkey, mouth.curve_publickey, mouth.curve_secretkey = own.public.encode(), public, secret
+    mouth.connect(ears.address)
+    mouth.send(b"let me in")
+    assert hear(ears, 0.5) == []
+    assert ears.strangers >= 1
+    context.destroy()
+
+
+def test_who_has_no_key_is_not_heard(ours: tuple[Sockets, Keys]) -> None:
+    ears, _ = ours
+    with closing(Sockets(HOST, None, 10_000)) as stranger:
+        stranger.send(ears.address, [b"let me in"])
+        assert hear(ears, 0.5) == []
+    host, _, port = ears.address.removeprefix("tcp://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(1000))
+        assert hear(ears, 0.3) == []
+
+
+def test_what_is_too_long_is_not_taken(ours: tuple[Sockets, Keys]) -> None:
+    ears, own = ours
+    with closing(Sockets(HOST, own, 10_000)) as partner:
+        partner.send(ears.address, [b"header", bytes(20_000)])
+        assert hear(ears, 0.5) == []
+    with closing(Sockets(HOST, own, 10_000)) as partner:
+        partner.send(ears.address, [b"header", bytes(9_000)])
+        assert [len(frames[1]) for frames in hear(ears, 5.0)] == [9_000]
+
+
+def test_letters_for_nobody_do_not_pile_up() -> None:
+    with closing(Sockets(HOST, None, 10_000)) as mouth:
+        sent = [mouth.send("tcp://127.0.0.1:9", [b"anybody?"]) for _ in range(WAITING + 5)]
+        assert sent == [True] * WAITING + [False] * 5
+        assert not mouth.send("tcp://no port", [b"?"])
+
+
+def test_a_port_that_is_in_use() -> None:
+    with closing(Sockets(HOST, None, 100)) as first:
+        port = first.address.rpartition(":")[2]
+        with pytest.raises(SettingError, match=rf"cannot listen at 127.0.0.1:{port} .*a port that is free"):
+            Sockets(f"{HOST}:{port}", None, 100)
+    with pytest.raises(SettingError, match=r"cannot listen at 203.0.113.7:\(any port\).*an address of this machine"):
+        Sockets("203.0.113.7", None, 100)  # an address for documents, which nobody has
+
+
+@pytest.mark.parametrize("bind", ["", "*", "tcp://127.0.0.1", "host:99999", "host:port", 5])
+def test_addresses_that_cannot_be(bind: str) -> None:
+    with pytest.raises(SettingError, match="must be HOST or HOST:PORT"):
+        check_bind(bind)
+
+
+def test_everywhere_is_no_address() -> None:
+    with pytest.raises(SettingError, match="no address that others could reach"):
+        check_bind("0.0.0.0:29600")
+    assert check_bind("10.0.0.7:29600") == ("10.0.0.7", 29600)
+    assert check_bind("worker-3.cluster") == ("worker-3.cluster", 0)
+
+
+def test_keys_stay_out_of_logs() -> None:
+    own = keys()
+    assert own.secret not in repr(own)
+    assert own.public not in repr(make_secret(plain=False))
