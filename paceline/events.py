@@ -6,7 +6,7 @@ import msgspec
 
 from paceline.records import GradientStats, Progress
 
-__all__ = ["Ended", "Event", "Measured", "Remark", "Resumed", "Saved", "Started", "StepDone"]
+__all__ = ["Ended", "Event", "Gossiped", "Measured", "Remark", "Resumed", "Saved", "Started", "StepDone"]
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
@@ -75,6 +75,36 @@ class Remark(Event, frozen=True):
 
     step: int
     text: str
+
+
+class Gossiped(Event, frozen=True):
+    """What rank 0 exchanged with other workers, one by one, since it last said so; only under ``sync.Gossip``."""
+
+    step: int
+    exchanges: int
+    """That moved both models."""
+    refusals: int
+    """By partners that were busy."""
+    timeouts: int
+    """Exchanges that came to nothing, because the partner did not answer."""
+    late: int
+    """Of those that had timed out, such as were completed after all."""
+    bits: float | None
+    """For each number, on average; None without an exchange."""
+    staleness: float | None
+    """Steps between the model that was shown and the one that the correction was added to, on average."""
+    distance: float | None
+    """How far a model is from the mean of all: estimated by how far partners were apart."""
+    spread: float | None
+    """The same, measured over all members by the last ``run.consensus()`` in this time; None if there was none."""
+    bytes_sent: int
+    bytes_received: int
+    unheard: int
+    """Letters and connections that were not of this run."""
+    members: int
+    """That take part, as far as rank 0 knows, itself included."""
+    examples: int
+    """That all members have used, as far as it knows."""
 
 
 class Saved(Event, frozen=True):

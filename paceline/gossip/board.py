@@ -15,18 +15,26 @@ class Board:
 
     Corrections that the trainer has not taken yet are in the copy already: otherwise a second partner would be averaged
     with a model that the first has moved, and the way be gone twice. Copies change places, so that one that is being
-    sent is never written to.
+    sent is never written to. The model has ``numel`` numbers that are averaged in exchanges, then ``more`` that are
+    not: buffers, which only who takes the whole model gets.
     """
 
-    def __init__(self, numel: int) -> None:
+    def __init__(self, numel: int, more: int = 0) -> None:
         self._lock = threading.Lock()
         self._shown: Tensor | None = None
         self._lent: Tensor | None = None
         self._filled: Tensor | None = None
-        self._spare = [torch.empty(numel) for _ in range(3)]
+        self._spare = [torch.empty(numel + more) for _ in range(3)]
+        self._numel = numel
         self._pending = torch.zeros(numel)
         self._taken = torch.zeros(numel)
         self._waiting = 0
+        self._version = self._lent_version = 0
+        self._made_of: list[int] = []
+        self.age = 0
+        """How many copies were shown between those that corrections were made of and those that they met, in all."""
+        self.taken = 0
+        """How many corrections that is."""
 
     def blank(self) -> Tensor:
         """For the trainer: where to write the next copy to."""
@@ -39,8 +47,9 @@ class Board:
         """For the trainer: this copy, a :meth:`blank` that was filled, is shown from now on."""
         with self._lock:
             if self._waiting:
-                model += self._pending
+                model[: self._numel] += self._pending
             self._shown, self._filled = model, None
+            self._version += 1
 
     def take(self) -> Tensor | None:
         """For the trainer: what is to be added to the model now; None if nothing has come. Valid until the next."""
@@ -50,6 +59,9 @@ class Board:
             self._pending, self._taken = self._taken, self._pending
             self._pending.zero_()
             self._waiting = 0
+            self.age += sum(self._version - version for version in self._made_of)
+            self.taken += len(self._made_of)
+            self._made_of.clear()
             return self._taken
 
     def lend(self) -> Tensor | None:
@@ -59,7 +71,7 @@ class Board:
         """
         with self._lock:
             if self._lent is None:
-                self._lent = self._shown
+                self._lent, self._lent_version = self._shown, self._version
             return self._lent
 
     def copy(self) -> Tensor | None:
@@ -77,9 +89,12 @@ class Board:
         with self._lock:
             self._pending += change
             self._waiting += 1
-            if self._shown is not None:
-                target = self._free() if self._shown is self._lent else self._shown
-                self._shown = torch.add(self._shown, change, out=target)
+            self._made_of.append(self._lent_version)
+            if self._shown is None:
+                return
+            if self._shown is self._lent:
+                self._shown = self._free().copy_(self._shown)
+            self._shown[: self._numel] += change
 
     def _free(self) -> Tensor:
         """A copy that nobody looks at or writes to."""

@@ -23,7 +23,8 @@ class Points:
     """
 
     def __init__(self, codec: Lattice | Identity, numel: int) -> None:
-        self._numel = numel
+        self.numel = numel
+        """How many numbers a model has."""
         self._lattices: dict[int, Lattice] = {}
         if isinstance(codec, Lattice):
             wide = Lattice(WIDE, codec.block, codec.dithered)
@@ -42,7 +43,7 @@ class Points:
 
     def bytes_for(self, bits: int) -> int:
         """The length of a payload."""
-        return self._lattices[bits].bytes_for(self._numel) if bits in self._lattices else 4 * self._numel
+        return self._lattices[bits].bytes_for(self.numel) if bits in self._lattices else 4 * self.numel
 
     def encode(self, model: Tensor, bits: int, seed: int) -> tuple[Tensor, Tensor]:
         """What travels, and the point that whoever decodes it sees."""
@@ -59,7 +60,7 @@ class Points:
                 return None
             if self._lattices:
                 block = self._lattices[self.levels[0]].block
-                apart = torch.nn.functional.pad((point - near).abs(), (0, -self._numel % block))
+                apart = torch.nn.functional.pad((point - near).abs(), (0, -self.numel % block))
                 self._learn(apart.view(-1, block).amax(1))
             return point
         lattice = self._lattices[bits]

@@ -11,12 +11,12 @@ import msgspec
 from msgspec import inspect
 
 from paceline.errors import PacelineError, SettingError
-from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
+from paceline.events import Ended, Event, Gossiped, Measured, Remark, Resumed, Saved, Started, StepDone
 from paceline.record.appending import AppendFile
 
 __all__ = ["AnyEvent", "JsonLines", "read"]
 
-AnyEvent = Started | StepDone | Measured | Remark | Saved | Resumed | Ended
+AnyEvent = Started | StepDone | Gossiped | Measured | Remark | Saved | Resumed | Ended
 """Every event that a file may hold."""
 
 _decoder: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

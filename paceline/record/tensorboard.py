@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import SettingError
-from paceline.events import Ended, Event, Measured, Resumed, StepDone
+from paceline.events import Ended, Event, Gossiped, Measured, Resumed, StepDone
 from paceline.record.appending import cannot_open, give_up
 from paceline.record.pace import Pace
 
 __all__ = ["TensorBoard"]
+
+GOSSIP = ("exchanges", "refusals", "timeouts", "bits", "staleness", "distance", "members")  # curves under Gossip
 
 
 class TensorBoard:
@@ -33,6 +35,7 @@ class TensorBoard:
         self._every = every_seconds
         self._pace = Pace()
         self._last: StepDone | None = None  # the step that the next point will stand at
+        self._gossip: Gossiped | None = None
         self._examples = 0
         self._next_time = 0.0
         self._resumed = False
@@ -73,6 +76,8 @@ class TensorBoard:
                 if not self._next_time - self._every <= event.time < self._next_time:
                     self._write_point()
                     self._next_time = event.time + self._every
+            case Gossiped():
+                self._gossip = event
             case Measured():
                 for name, value in event.values.items():
                     self._writer.add_scalar(name, value, self._examples, event.time)
@@ -106,6 +111,9 @@ class TensorBoard:
             values |= {f"share/worker_{rank}": count / step.steps for rank, count in enumerate(step.counts)}
         if step.drift is not None:
             values["train/drift"] = step.drift
+        if self._gossip is not None:
+            seen = {name: getattr(self._gossip, name) for name in GOSSIP}
+            values |= {f"gossip/{name}": value for name, value in seen.items() if value is not None}
         if not math.isnan(pace.variance):  # not every step is measured
             values["gradient/variance"] = pace.variance
             values["gradient/signal"] = pace.signal

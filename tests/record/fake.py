@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
+from paceline.events import Ended, Event, Gossiped, Measured, Remark, Resumed, Saved, Started, StepDone
 from paceline.records import GradientStats, Progress
 
 START = 1_700_000_000.0
@@ -54,12 +54,33 @@ def step(
     )
 
 
+def gossiped() -> Gossiped:
+    return Gossiped(
+        time=START + 2,
+        step=1,
+        exchanges=3,
+        refusals=1,
+        timeouts=0,
+        late=0,
+        bits=8.0,
+        staleness=1.5,
+        distance=0.25,
+        spread=None,
+        bytes_sent=4000,
+        bytes_received=4100,
+        unheard=0,
+        members=4,
+        examples=640,
+    )
+
+
 def one_of_each() -> list[Event]:
     return [
         started(target=Progress(epoch=3)),
         Resumed(START + 1, 100, "run/checkpoint", 4),
         step(0, stats=GradientStats(units=8, weight=64.0, variance=2.5, mean_sqnorm=0.75)),
         Measured(START + 3, 1, {"accuracy": 0.9, "größe [m]": 1e-300}),
+        gossiped(),
         Remark(START + 3, 1, "worker 1 is slow"),
         Saved(START + 4, 1, "run/checkpoint", 12345, 0.25),
         Ended(START + 5, 1, 64, "done"),

@@ -13,7 +13,7 @@ from paceline.errors import SettingError
 from paceline.events import Ended, Event, Measured, Resumed
 from paceline.records import GradientStats
 
-from .fake import START, started, step
+from .fake import START, gossiped, started, step
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -31,6 +31,14 @@ def write(recorder: record.TensorBoard, *events: Event) -> None:
 # The files hold 32-bit floats, whose relative rounding error is at most 2^-24.
 def near(value: float) -> object:
     return pytest.approx(value, rel=2**-23)
+
+
+def test_gossip_has_curves(tmp_path: Path) -> None:
+    write(record.TensorBoard(tmp_path, every_seconds=0), started(), gossiped(), step(0))
+    found = curves(tmp_path)
+    assert found["gossip/distance"] == [(64, 0.25)]
+    assert found["gossip/members"] == [(64, 4)]
+    assert "gossip/spread" not in found
 
 
 def test_every_curve_is_over_examples(tmp_path: Path) -> None:

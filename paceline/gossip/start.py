@@ -1,0 +1,99 @@
+"""How a swarm begins: its workers come together once, to hand out the key and to say where they listen."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+
+import msgspec
+from torch import Tensor
+
+from paceline.codec import Identity, Lattice
+from paceline.fleet import Fleet
+from paceline.gossip.board import Board
+from paceline.gossip.clerk import Clerk
+from paceline.gossip.finale import Whole
+from paceline.gossip.graph import Graph
+from paceline.gossip.keys import Secret, share_secret
+from paceline.gossip.members import Members, News, State
+from paceline.gossip.node import Node
+from paceline.gossip.points import Points
+from paceline.gossip.sockets import Sockets
+from paceline.gossip.wire import HEADER_LIMIT, Card
+
+__all__ = ["Shape", "open_node", "start"]
+
+WRAPPING = 1024  # bytes that encryption adds to a frame, at most
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What kind of model is averaged, and how; the same on all workers."""
+
+    numel: int
+    """Numbers that exchanges average."""
+    more: int
+    """Numbers that only belong to the whole model."""
+    counters: int
+    """Bytes of whole numbers that belong to it."""
+    tensors: str
+    """A digest of their names and shapes."""
+    codec: Lattice | Identity
+
+
+def start(
+    fleet: Fleet, shape: Shape, counters: Tensor, graph: Graph, *, blocking: bool, bind: str, plain: bool
+) -> Node:
+    """Become a member together with all other workers of the fleet: all of them must call it."""
+    graph.neighbours(range(fleet.size))  # one that does not connect all is an error now
+    secret = share_secret(fleet, plain)
+    sockets = Sockets(bind, secret.keys, _limit(shape))
+    try:
+        own = News(fleet.rank, sockets.address, 0, State.HERE, 0)
+        told = fleet.gather(msgspec.json.encode(own), "the addresses at which the others listen")
+        members = Members(own, graph)
+        members.hear(msgspec.json.decode(each, type=News) for each in told)
+        return _run(members, sockets, secret, shape, counters, blocking, ())
+    except BaseException:
+        sockets.close()
+        raise
+
+
+def open_node(
+    number: int,
+    life: int,
+    secret: Secret,
+    shape: Shape,
+    counters: Tensor,
+    graph: Graph,
+    *,
+    contacts: Sequence[str],
+    bind: str = "127.0.0.1",
+) -> Node:
+    """Come to a swarm that trains already, as member ``number`` in its ``life``; ``contacts`` are addresses in it."""
+    sockets = Sockets(bind, secret.keys, _limit(shape))
+    members = Members(News(number, sockets.address, life, State.JOINING, 0), graph)
+    return _run(members, sockets, secret, shape, counters, False, contacts)
+
+
+def _run(
+    members: Members,
+    sockets: Sockets,
+    secret: Secret,
+    shape: Shape,
+    counters: Tensor,
+    blocking: bool,
+    contacts: Sequence[str],
+) -> Node:
+    whole = Whole(shape.numel + shape.more, shape.counters)
+    points, board = Points(shape.codec, shape.numel), Board(shape.numel, shape.more)
+    now = time.monotonic()
+    clerk = Clerk(members, points, board, whole, counters, blocking=blocking, contacts=contacts, now=now)
+    return Node(clerk, sockets, Card(secret.run, hashlib.sha256(repr(shape).encode()).hexdigest()))
+
+
+def _limit(shape: Shape) -> int:
+    """The longest frame that a worker of this run may send."""
+    points = Points(shape.codec, shape.numel)
+    whole = Whole(shape.numel + shape.more, shape.counters)
+    return max(whole.bytes, HEADER_LIMIT, *map(points.bytes_for, points.levels)) + WRAPPING

@@ -1,0 +1,149 @@
+"""The swarm as its trainer sees it: show the model, add what came of exchanges, and come to an end together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from paceline.events import Gossiped
+from paceline.gossip.clerk import Clerk
+from paceline.gossip.counts import Counts
+from paceline.gossip.layout import Layout
+from paceline.gossip.node import Node
+
+__all__ = ["Swarm"]
+
+
+class Swarm:
+    """One worker's part in it; ``deadline`` bounds, in seconds, the waits that there are: at the end, or if asked for.
+
+    All methods are for the thread that trains.
+    """
+
+    def __init__(self, node: Node, layout: Layout, deadline: float) -> None:
+        self._node, self._layout, self._deadline = node, layout, deadline
+        self._counted = Counts()
+        self._spread: float | None = None
+        self.examples = 0
+        """That this worker has used."""
+        self.finished = False
+        """Whether its model is the one that all have agreed on."""
+
+    @property
+    def others_examples(self) -> int:
+        """That the others have used, as far as it was heard."""
+        return self._node.sees.others
+
+    @property
+    def over(self) -> bool:
+        """Whether somebody has come to the end."""
+        return self._node.sees.over
+
+    def begin(self) -> None:
+        """The model is one of the swarm; from now on others may average with it."""
+        self._show()
+        self._node.do(Clerk.begin)
+
+    def join(self) -> None:
+        """Take the model of a swarm that trains already from one of its members."""
+        self._node.wait(
+            lambda clerk: clerk.joining is None or clerk.joining.model is not None,
+            self._deadline,
+            lambda clerk: "a member of the swarm to give its model",
+        )
+        joining = self._node.clerk.joining
+        assert joining is not None, "it has begun with the others"
+        assert joining.model is not None
+        self._layout.write(*joining.model)
+        self.begin()
+
+    def step_done(self, examples: int, offers: bool) -> None:
+        """So many examples more; ``offers`` says whether it is time to average with somebody."""
+        self.examples += examples
+        self._layout.check()
+        self._correct()
+        self._show()
+        total = self.examples
+        if offers:
+            self._node.do(lambda clerk: clerk.offer(total))
+        else:
+            self._node.do(lambda clerk: clerk.tell(total), soon=False)
+
+    def stand_still(self) -> None:
+        """Until the exchange that was offered is done, or there is nobody to have it with."""
+        met = self._node.mark()
+        self._node.wait(
+            lambda clerk: met() and (clerk.over or (not clerk.wishes and clerk.idle)),
+            self._deadline,
+            lambda clerk: "a partner to average with",
+        )
+        self._correct()
+        self._show()
+
+    def rest(self) -> None:
+        """The loop was left: the model is this worker's own, and the others go on without it."""
+        self._node.do(Clerk.rest)
+
+    def finish(self) -> None:
+        """The end: the models of all who are alive become one, by the examples that each has used."""
+        total = self.examples
+        self._node.do(lambda clerk: clerk.tell(total))
+        self._node.do(Clerk.end)
+        heard = self._node.mark()
+        self._node.wait(lambda clerk: heard() and clerk.idle, self._deadline, lambda clerk: "the last exchange to end")
+        self._correct()
+        self._show()
+        numbers = torch.empty(self._layout.numel + self._layout.more)
+        self._layout.read(numbers)
+        self._node.do(lambda clerk: clerk.freeze(numbers))
+        self._node.wait(
+            lambda clerk: clerk.finale is not None and clerk.finale.finished,
+            self._deadline,
+            lambda clerk: "the final models" if clerk.finale is None else clerk.finale.waits_for,
+        )
+        clerk = self._node.clerk
+        assert clerk.finale is not None
+        assert clerk.finale.agreed is not None
+        self._layout.write(*clerk.whole.unpack(clerk.finale.agreed))
+        self.finished = True
+
+    def mean(self) -> Tensor:
+        """The average of all models as they are now; the others give theirs and go on."""
+        clerk = self._node.clerk
+        self._show()
+        self._node.do(Clerk.gather)
+        asked = self._node.mark()
+        self._node.wait(
+            lambda clerk: asked() and clerk.gathering is not None and clerk.gathering.done,
+            self._deadline,
+            lambda clerk: f"the models of members {clerk.gathering.missing if clerk.gathering else []}",
+        )
+        assert clerk.gathering is not None
+        self._spread = clerk.gathering.distance()
+        return clerk.gathering.mean()
+
+    def event(self, step: int) -> Gossiped:
+        """What was exchanged since the last time."""
+        board, sees = self._node.clerk.board, self._node.sees
+        counts = replace(self._node.clerk.counts, age=board.age, taken=board.taken)
+        since, self._counted = counts.since(self._counted), counts
+        spread, self._spread = self._spread, None
+        return since.event(step, sees.members, sees.others + self.examples, spread)
+
+    def close(self) -> None:
+        """Say goodbye."""
+        self._node.close()
+
+    def _correct(self) -> None:
+        change = self._node.clerk.board.take()
+        if change is not None:
+            self._layout.add(change)
+
+    def _show(self) -> None:
+        clerk = self._node.clerk
+        clerk.counters = self._layout.counters()
+        copy = clerk.board.blank()
+        self._layout.read(copy)
+        clerk.board.show(copy)
