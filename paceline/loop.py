@@ -23,7 +23,7 @@ from paceline.machinery import Machinery
 from paceline.meeting import compare_plans, round_of
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Plan, Progress, Round
-from paceline.roles import Asker, Counter, Due, Need, Observer, Speaker
+from paceline.roles import Asker, Counter, Due, Need, Observer, Speaker, Unmet
 from paceline.signals import Signals
 from paceline.step import Phase, Step
 
@@ -57,12 +57,19 @@ class Loop:
         self._batch_norm = run.replica.batch_norm if run.fleet.size > 1 else ""
         self._speakers = [role for role in roles if isinstance(role, Speaker)]
         self._counter = run.lr if isinstance(run.lr, Counter) else None
+        self._unmet = run.sync if isinstance(run.sync, Unmet) else None
         self._askers = [role for role in roles if isinstance(role, Asker) and role.needs]
 
     def equip(self, parts: Machinery, journal: Journal) -> None:
         """Take the parts that a step works with."""
         self._parts, self._journal = parts, journal
         self.hooks = OptimizerHooks(self._run, self)
+
+    @property
+    def progress(self) -> Progress:
+        """How far all workers are; where they never meet, as far as this one knows."""
+        own = self.cursor.progress
+        return own if self._unmet is None else self._unmet.progress(own, sum(self._run.lengths))
 
     def steps(self, goal: Goal) -> Generator[Step]:
         """Train until the goal is reached."""
@@ -71,16 +78,18 @@ class Loop:
         numbers = sum(p.numel() for p in run.replica.parameters)
         facts = (run.fleet.size, numbers, sum(run.lengths), identity(run), versions(), goal.as_progress())
         self._journal.write(Started(time.time(), *facts))
+        if self._unmet is not None:
+            self._unmet.begin(self.cursor.progress)
         self._parts.clock.free()
         reason = "left"
         try:
             with self._signals:
-                while not goal.reached(self.cursor.progress) and not self._stopping:
+                while not goal.reached(self.progress) and not self._stopping:
                     self._journal.begin_step()
                     self.current = self._next_step(goal)
                     yield self.current
                     self.close_step(self.current)
-            reason = "stopped" if self._stopping else "done"
+            reason = "stopped" if self._stopping and not goal.reached(self.progress) else "done"
             if signal := self._end_together():
                 reason = f"signal {signal}"
                 raise Interrupted(signal)
@@ -95,14 +104,15 @@ class Loop:
             self.current, self.stop_wanted = None, False
             if not self._left:
                 self.hand, self._stopping = None, 0
-            progress = self.cursor.progress
+            progress = self.progress
             self._journal.write(Ended(time.time(), progress.step, progress.examples, reason))
 
     def plan(self, cursor: Cursor, goal: Goal | None) -> Plan:
         """What all workers do in the step that begins here."""
         run = self._run
         size = run.batch.size(cursor.progress)
-        left = goal.left(cursor.progress) if goal else None
+        # Where workers never meet, how much of a budget is left is not known to the example.
+        left = goal.left(cursor.progress) if goal and self._unmet is None else None
         return cut(cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left)
 
     def _next_step(self, goal: Goal) -> Step:
@@ -182,7 +192,7 @@ class Loop:
         # Where workers train apart, one may have skipped a step that others have done: it counts on all of them.
         if self._counter is not None and (step.phase is Phase.APPLIED or step.round is None):
             self._counter.stepped(step.plan.batch, 1)
-        step.end(self.cursor.progress, self._goal.reached(self.cursor.progress))
+        step.end(self.cursor.progress, self._goal.reached(self.progress))
 
     def _advance_apart(self, step: Step, hand: Hand) -> None:
         """Between two meetings only the own steps are known; at the meeting, everybody's."""
@@ -218,13 +228,19 @@ class Loop:
                 self._journal.write(Remark(time.time(), round.plan.step, text))
         self._stopping = int(max(note.stop for note in round.notes))
         run = self._run
+        for event in self._unmet.events(round.plan.step) if self._unmet is not None else []:
+            self._journal.write(event)
         clock, rate = self._parts.clock, self.hooks.learning_rate
-        self._journal.round_done(round, self.cursor.progress, clock, run.sync, rate, applied)
+        self._journal.round_done(round, self.progress, clock, run.sync, rate, applied)
         if round.notes[0].save:
             run.save_by_itself()
 
     def _end_together(self) -> int:
         """A signal that came after the last note is known to one worker only: ask all. Gives its number, or 0."""
+        if self._unmet is not None:
+            if not self._signals.got:
+                self._unmet.finish()
+            return self._signals.got
         got = self._run.fleet.gather(str(self._signals.got).encode(), "the others to end the loop")
         if signal := max(map(int, got)):
             self._run.save_by_itself()
@@ -245,7 +261,9 @@ class Loop:
         if (self._parts.failure and not alone) or run.fleet.closed:
             return
         if not run.sync.waits_for_leavers:
-            if not self._goal.reached(self.cursor.progress) and not self._stopping:
+            if not self._goal.reached(self.progress) and not self._stopping:
+                if self._unmet is not None:
+                    self._unmet.rest()
                 run.fleet.leave("left the training loop")
             else:
                 self._end_together()
@@ -294,7 +312,7 @@ class Loop:
 
     def _foresee(self, cursor: Cursor, goal: Goal) -> Iterator[Plan]:
         """The plans that follow if no role changes its mind."""
-        while not goal.reached(cursor.progress):
+        while self._unmet is not None or not goal.reached(cursor.progress):
             plan = self.plan(cursor, goal)
             yield plan
             cursor = advance(cursor, plan, self._run.lengths)

@@ -6,7 +6,7 @@ import warnings
 from typing import Protocol, runtime_checkable
 
 from paceline.errors import SettingError
-from paceline.roles import Balance, Need
+from paceline.roles import Balance, Need, Unmet
 
 __all__ = ["check_limit", "check_roles", "mind_local_noise"]
 
@@ -20,8 +20,8 @@ METHODS = {
 }
 
 
-def check_roles(roles: dict[str, object]) -> None:
-    """Refuse a class without its parentheses, and what has not the methods of the role."""
+def check_roles(roles: dict[str, object], checkpoint: object) -> None:
+    """Refuse a class without its parentheses, what has not the methods of the role, and what does not go together."""
     for name, role in roles.items():
         method, example = METHODS[name]
         if isinstance(role, type):
@@ -29,6 +29,8 @@ def check_roles(roles: dict[str, object]) -> None:
         if not callable(getattr(role, method, None)):
             hint = "; the learning rate itself belongs to the optimizer" if name == "lr" else ""
             raise SettingError(f"{name}={role!r} has no method {method}; give an object such as pl.{example}{hint}")
+    if isinstance(roles["sync"], Unmet):
+        roles["sync"].refuse(roles, checkpoint)
 
 
 @runtime_checkable

@@ -38,6 +38,7 @@ __all__ = [
     "Speaker",
     "Stateful",
     "Sync",
+    "Unmet",
 ]
 
 
@@ -223,6 +224,33 @@ class Sync(Protocol):
 
     def consensus(self) -> AbstractContextManager[None]:
         """While inside, the model is the average of all workers' models; collective."""
+
+
+@runtime_checkable
+class Unmet(Protocol):
+    """A :class:`Sync` whose workers never come together between the beginning and the end of the loop.
+
+    Every worker goes through its share of every epoch at its own pace. Its plans and rounds are its own; how far all
+    are, it knows by hearsay.
+    """
+
+    def refuse(self, roles: dict[str, object], checkpoint: object) -> None:
+        """Raise an error for what cannot be combined with it."""
+
+    def progress(self, own: Progress, length: int) -> Progress:
+        """How far all are, as far as this worker knows; ``length`` is the examples of an epoch."""
+
+    def begin(self, own: Progress) -> None:
+        """The loop begins."""
+
+    def events(self, step: int) -> list[Event]:
+        """What happened between workers in the round that ends with this step."""
+
+    def finish(self) -> None:
+        """The loop ends: with the same model on all workers."""
+
+    def rest(self) -> None:
+        """The loop was left early by this worker; the others go on."""
 
 
 @runtime_checkable

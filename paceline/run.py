@@ -105,7 +105,7 @@ class Run:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
         self.batch, self.probe = as_policy(batch), probe or Probe()
-        check_roles(self.roles())
+        check_roles(self.roles(), checkpoint)
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
         self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
         self._closed = False
@@ -155,7 +155,7 @@ class Run:
     def progress(self) -> Progress:
         """Steps, epochs and examples done."""
         self._loop.settle()
-        return self._loop.cursor.progress
+        return self._loop.progress
 
     @property
     def cursor(self) -> Cursor:

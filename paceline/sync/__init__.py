@@ -2,10 +2,12 @@
 
 from paceline.sync.all_reduce import AllReduce
 from paceline.sync.every import Examples, PostLocal, Ramp, Seconds, Steps
+from paceline.sync.gossip import Gossip
 from paceline.sync.hierarchical import Hierarchical
 from paceline.sync.local_sgd import LocalSGD
 from paceline.sync.optimizer_state import Average, Keep, Reset
 from paceline.sync.outer import DiLoCo, SlowMo
+from paceline.sync.own_rounds import Geometric
 from paceline.sync.statistics import Measuring
 
 __all__ = [
@@ -13,6 +15,8 @@ __all__ = [
     "Average",
     "DiLoCo",
     "Examples",
+    "Geometric",
+    "Gossip",
     "Hierarchical",
     "Keep",
     "LocalSGD",

@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor
 
 from paceline.codec import Identity
-from paceline.errors import LoopError, SettingError
+from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.group import Group, Part
 from paceline.meeting import both, ends, pauses
@@ -22,6 +21,7 @@ from paceline.roles import Codec, Need
 from paceline.sync.average import assign
 from paceline.sync.every import Every, as_every, seconds_of
 from paceline.sync.fitting import refuse_what_does_not_fit
+from paceline.sync.local_step import own_gradients, own_part
 from paceline.sync.merge import Merge
 from paceline.sync.optimizer_state import Keep, OptimizerState
 from paceline.sync.outer import MakeOptimizer, Outer
@@ -128,7 +128,7 @@ class LocalSGD:
 
     def factor(self, plan: Plan, weight: float) -> float:
         """What a micro-batch's mean loss is multiplied by: its part of this worker's own examples."""
-        return weight / plan.counts[self.fleet.rank]
+        return own_part(plan, self.fleet.rank, weight)
 
     def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
         """Nothing is sent in a backward pass."""
@@ -147,17 +147,7 @@ class LocalSGD:
         self._pending = plan, self._statistics.look(note)
         parameters = self._replica.parameters
         self.merge.trained.update(map(id, parameters))
-        if not note.weight:
-            if note.examples:
-                raise LoopError(
-                    f"the weights given to step.backward in step {plan.step} add up to {note.weight}; under "
-                    f"{type(self).__name__} they must be positive on every worker that has examples"
-                )
-            for parameter in parameters:
-                parameter.grad = None
-        elif note.weight != note.examples:
-            gradients = [gradient for each in parameters if (gradient := each.grad) is not None]
-            torch._foreach_mul_(gradients, note.examples / note.weight)
+        own_gradients(parameters, plan, note, type(self).__name__)
 
     def flat_gradients(self) -> Sequence[Tensor] | None:
         """They are in ``.grad`` alone."""

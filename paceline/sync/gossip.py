@@ -1,0 +1,244 @@
+"""Gossip: workers average their models in pairs, at their own pace, and nobody waits for anybody (SwarmSGD)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+from torch import Tensor
+
+from paceline.codec import Identity, Lattice
+from paceline.errors import LoopError, SettingError
+from paceline.events import Event
+from paceline.fleet import Fleet
+from paceline.gossip.graph import Complete, Graph
+from paceline.gossip.layout import Layout
+from paceline.gossip.sockets import check_bind
+from paceline.gossip.start import Shape, start
+from paceline.gossip.swarm import Swarm
+from paceline.probe import Probe
+from paceline.records import Meeting, Note, Plan, Progress
+from paceline.replica import Replica
+from paceline.roles import Asker, Observer
+from paceline.sync.every import Every
+from paceline.sync.local_step import own_gradients, own_part
+from paceline.sync.own_rounds import Geometric, OwnRounds, as_own
+from paceline.sync.tally import Tally
+
+__all__ = ["Gossip"]
+
+NO_CHECKPOINT = (
+    "needs a moment at which all workers stand still, which Gossip does not have; save the model's state_dict after "
+    "the loop, when it is the same on all workers"
+)
+
+
+class Gossip:
+    """Average with one random neighbour after every few steps, in the background, however far the neighbour is.
+
+    Both move half of the way to each other, from where they were when they showed their models; what was learnt
+    meanwhile stays. No worker waits, and one that dies is missed by nobody. The state of the optimizer is each
+    worker's own. When all workers together have reached the goal of the loop, the models of those alive become one, by
+    the examples that each has used.
+
+    Args:
+        every: how many steps a worker does until it looks for a partner: a number, :class:`Seconds`,
+            :class:`Geometric`, or a schedule.
+        graph: who may average with whom.
+        codec: :class:`~paceline.codec.Lattice`, or :class:`~paceline.codec.Identity` for full precision.
+        blocking: stand still until the exchange is done. For comparison, and where steps are short.
+        bind: ``HOST`` or ``HOST:PORT`` of this machine, where this worker listens; the others must be able to reach it.
+        plain: neither encrypt nor ask for the run's key, in a network where everybody is trusted.
+    """
+
+    waits_for_leavers = False
+
+    def __init__(
+        self,
+        every: Every | Geometric | int,
+        *,
+        graph: Graph = Complete(),  # noqa: B008 (it is immutable)
+        codec: Lattice | Identity = Lattice(8),  # noqa: B008 (it is immutable)
+        blocking: bool = False,
+        bind: str = "127.0.0.1",
+        plain: bool = False,
+    ) -> None:
+        self.every, self.graph, self.codec = as_own(every), graph, codec
+        self.blocking, self.bind, self.plain = blocking, bind, plain
+        if not isinstance(codec, Lattice | Identity):
+            raise SettingError(
+                f"codec ({codec!r}) must be Lattice or Identity: both partners have to see the very same two points, "
+                "or the sum of their models is not kept"
+            )
+        if not callable(getattr(graph, "neighbours", None)) or isinstance(graph, type):
+            raise SettingError(f"graph ({graph!r}) must be a graph, such as gossip.Complete() or gossip.Ring()")
+        check_bind(bind)
+        self.bytes_sent = 0
+        self._rank = 0
+        self._serves = False
+        self._swarm: Swarm | None = None
+        self._pending: tuple[Plan, Note] | None = None
+
+    def __repr__(self) -> str:  # without where it listens, which is not the same on all workers
+        told = [repr(self.every), f"graph={self.graph!r}", f"codec={self.codec!r}"]
+        told += [f"{name}=True" for name in ("blocking", "plain") if getattr(self, name)]
+        return f"Gossip({', '.join(told)})"
+
+    def refuse(self, roles: dict[str, object], checkpoint: object) -> None:
+        """What makes no sense where workers never come together."""
+        for name, role in roles.items():
+            if (isinstance(role, Asker) and role.needs) or isinstance(role, Observer):
+                raise SettingError(
+                    f"{name}={role!r} learns from what all workers did in the same step, but under Gossip they never "
+                    "come together; use a role that does not, or LocalSGD"
+                )
+        if checkpoint is not None:
+            raise SettingError(f"checkpoint= {NO_CHECKPOINT}")
+
+    def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
+        """Begin to serve a run: the last time that all workers come together."""
+        if self._serves:
+            raise SettingError("this Gossip serves another run that is not closed; make one for each run")
+        if fleet.size == 1:
+            raise SettingError("Gossip needs at least two workers; start more, or leave sync out")
+        if replica.ddp is not None:
+            raise SettingError(
+                "DistributedDataParallel averages gradients in every step, which Gossip is there to avoid; give Run "
+                "the bare module"
+            )
+        self._rank, self._replica, self._layout = fleet.rank, replica, Layout(replica)
+        self._tally, self._rounds = Tally(), OwnRounds(self.every, fleet.rank)
+        layout, counters = self._layout, self._layout.counters()
+        shape = Shape(layout.numel, layout.more, counters.numel(), replica.shape(), self.codec)
+        how = {"blocking": self.blocking, "plain": self.plain}
+        node = start(fleet, shape, counters, self.graph, bind=self.bind, **how)
+        self._swarm, self._serves = Swarm(node, layout, fleet.deadline), True
+        fleet.disband()
+
+    def detach(self) -> None:
+        """Say goodbye to the others."""
+        self._pending, self._serves = None, False
+        if self._swarm is not None:
+            self._swarm.close()
+
+    @property
+    def swarm(self) -> Swarm:
+        """The workers of the run that it serves, or served last."""
+        assert self._swarm is not None, "it serves no run"
+        return self._swarm
+
+    @property
+    def counts_backward(self) -> bool:
+        """No."""
+        return False
+
+    def begin(self, own: Progress) -> None:
+        """The loop begins: from now on others may average with this worker."""
+        if self.swarm.finished:
+            raise LoopError("the swarm has come to the end that all agreed on, and has parted; make a new Run to go on")
+        self._rounds.begin(own)
+        self.swarm.begin()
+
+    def factor(self, plan: Plan, weight: float) -> float:
+        """What a micro-batch's mean loss is multiplied by: its part of this worker's own examples."""
+        return own_part(plan, self._rank, weight)
+
+    def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
+        """Nothing is sent in a backward pass."""
+        return nullcontext()
+
+    def after_backward(self) -> float:
+        """Nothing was sent."""
+        return 0.0
+
+    def collect(self, plan: Plan) -> None:
+        """The gradients stay where they are."""
+
+    def before_step(self, plan: Plan, note: Note) -> None:
+        """The gradients are this worker's own."""
+        self._pending = plan, note  # it counts when the step is over: who leaves before that has not done it
+        own_gradients(self._replica.parameters, plan, note, "Gossip")
+
+    def flat_gradients(self) -> Sequence[Tensor] | None:
+        """They are in ``.grad`` alone."""
+        return None
+
+    def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
+        """Nothing is."""
+        return False
+
+    def apart(self, progress: Progress) -> bool:
+        """Examples are not dealt: every worker goes through its own share of every epoch."""
+        return False
+
+    def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
+        """Add what came of exchanges, show the model, and look for a partner if it is time."""
+        assert self._pending is not None
+        (plan, note), self._pending = self._pending, None
+        self._tally.add(plan, note)
+        self._tally.worked(busy_seconds)
+        swarm, offers = self.swarm, self._rounds.over(now)
+        swarm.step_done(int(note.examples), offers)
+        if offers and self.blocking:
+            swarm.stand_still()
+        if not (offers or last or swarm.over or note.stop):
+            return None
+        whole, busy = self._tally.whole, self._tally.busy_seconds
+        self._rounds.begin(now)
+        self._tally.clear()
+        self._tally.met()
+        stop = max(whole.stop, float(swarm.over))
+        return Meeting((msgspec.structs.replace(whole, stop=stop, busy_seconds=busy),), background=True)
+
+    def progress(self, own: Progress, length: int) -> Progress:
+        """How far all workers together are, as far as this one has heard; steps are its own."""
+        pending = 0 if self._pending is None else int(self._pending[1].examples)
+        examples = self.swarm.others_examples + self.swarm.examples + pending
+        return Progress(own.step, examples // length, examples)
+
+    def events(self, step: int) -> list[Event]:
+        """What was exchanged since the last time."""
+        event = self.swarm.event(step)
+        self.bytes_sent = event.bytes_sent
+        return [event]
+
+    def finish(self) -> None:
+        """All together have reached the goal, or one was told to stop: the models of those alive become one."""
+        self.swarm.finish()
+
+    def rest(self) -> None:
+        """The loop was left: this worker's model is its own, and the others go on."""
+        self.swarm.rest()
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """The average of all models as they are now, which the others are asked for and go on; then the own again."""
+        if self.swarm.finished:
+            yield
+            return
+        own, mean = torch.empty(self._layout.numel + self._layout.more), self.swarm.mean()
+        self._layout.read(own)
+        self._layout.write(mean)
+        try:
+            yield
+        finally:
+            self._layout.write(own)
+
+    def leave(self, plan: Plan) -> NoReturn:
+        """Nobody is met."""
+        raise AssertionError("it does not wait for who has left")
+
+    def own_state(self) -> NoReturn:
+        """There is none that could be saved."""
+        raise LoopError(f"run.save {NO_CHECKPOINT}")
+
+    def load_own_state(self, state: dict[str, Any]) -> NoReturn:
+        """There is none that could be loaded."""
+        raise LoopError(f"run.resume {NO_CHECKPOINT}")
+
+    def reload(self) -> NoReturn:
+        """There is nothing that could be loaded."""
+        raise LoopError(f"run.resume {NO_CHECKPOINT}")

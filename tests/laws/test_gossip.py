@@ -1,0 +1,84 @@
+"""What Gossip is equal to, where everything is steered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import paceline as pl
+from paceline import sync
+from paceline.codec import Identity
+from tests.pool import Pool
+from tests.problems import data, flat, mlp, train
+
+
+def trained(role: Any, momentum: float, steps: int) -> tuple[list[Tensor], str, pl.Progress]:
+    """The model after every step, the digest at the end, and how far the run came."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    models: list[Tensor] = []
+    with pl.Run(model, optimizer, data(80), batch=8, sync=role) as run:
+        train(run, model, each=lambda step: models.append(flat(model)), steps=steps)
+        return models, run.replica.digest(), run.progress
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_two_workers_blocking_are_averages_of_parameters(pool: Pool, momentum: float) -> None:
+    """The same examples on the same workers; the optimizer's state is local in both."""
+    gossip = pool.run(2, trained, sync.Gossip(1, codec=Identity(), blocking=True), momentum, 25)
+    local = pool.run(2, trained, sync.LocalSGD(1), momentum, 25)
+    for (ours, _, progress), (theirs, _, _) in zip(gossip, local, strict=True):
+        assert progress == pl.Progress(step=25, epoch=2, examples=200)
+        torch.testing.assert_close(torch.stack(ours), torch.stack(theirs), rtol=0, atol=2e-6)
+    assert gossip[0][1] == gossip[1][1]
+
+
+def alone(rank: int, steps: int) -> Tensor:
+    """What one worker makes of its share of the same order, without any other."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = [pl.order.Shuffle().permutation(80, epoch, 0) for epoch in range(2)]
+    order = torch.cat(ids)
+    x, y = data(80).tensors
+    for step in range(steps):
+        mine = order[8 * step + 4 * rank : 8 * step + 4 * rank + 4]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[mine]), y[mine]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return flat(model)
+
+
+def test_between_exchanges_every_worker_trains_alone(pool: Pool) -> None:
+    """No partner is looked for within these steps, and at the end there is one average, of equal weights."""
+    found = pool.run(2, trained, sync.Gossip(100), 0.0, 12)
+    steps = [len(models) for models, _, _ in found]
+    assert max(steps) == 12  # who comes to the end first ends it for all
+    own = [alone(rank, count) for rank, count in enumerate(steps)]
+    for rank, (models, _, _) in enumerate(found):
+        torch.testing.assert_close(models[-1], own[rank], rtol=0, atol=1e-6)
+
+
+def ended(role: Any) -> tuple[Tensor, int, str]:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pl.Run(model, optimizer, data(80), batch=8, sync=role) as run:
+        used = 0
+        for step in run.steps(steps=12):
+            optimizer.zero_grad()
+            for x, y in step:
+                used += len(x)
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+        return flat(model), used, run.replica.digest()
+
+
+def test_the_end_is_an_average_by_the_examples_used(pool: Pool) -> None:
+    (first, one, digest), (second, other, same) = pool.run(2, ended, sync.Gossip(100))
+    assert digest == same
+    expected = (one * alone(0, one // 4) + other * alone(1, other // 4)) / (one + other)
+    torch.testing.assert_close(first, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
