@@ -1,0 +1,330 @@
+"""What Gossip refuses, and what it does in a run of real processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline as pl
+from paceline import gossip, sync
+from paceline.events import Ended, Event, Gossiped, StepDone
+from paceline.records import Progress
+from paceline.sync.own_rounds import OwnRounds
+from tests.pool import Pool, RemoteError
+from tests.problems import data, flat, mlp, train
+
+
+class Kept:
+    """A recorder that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def record(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        pass
+
+
+def make(role: sync.Gossip, **settings: Any) -> pl.Run:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return pl.Run(model, optimizer, data(80), **{"batch": 8, "sync": role, "deadline": 20.0, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"every": 0}, r"every \(0\) must be at least 1"),
+        ({"every": sync.Geometric(0.5)}, r"its mean must be at least 1 step"),
+        ({"every": sync.Geometric(math.inf)}, r"its mean must be at least 1 step"),
+        ({"every": sync.Seconds(0)}, r"must be a positive number of seconds"),
+        ({"codec": pl.codec.Half()}, r"codec \(Half\(\)\) must be Lattice or Identity: both partners have to see"),
+        ({"codec": pl.codec.Lattice}, r"must be Lattice or Identity"),
+        ({"graph": "ring"}, r"graph \('ring'\) must be a graph, such as gossip.Complete\(\)"),
+        ({"graph": gossip.Ring}, r"must be a graph"),
+        ({"bind": "0.0.0.0"}, r"no address that others could reach"),
+        ({"bind": "tcp://here"}, r"must be HOST or HOST:PORT"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says):
+        sync.Gossip(**{"every": 2, **settings})
+
+
+def test_local_sgd_has_no_chances_of_its_own() -> None:
+    with pytest.raises(pl.SettingError, match=r"every \(Geometric\(mean=4\)\) must be a whole number of steps"):
+        sync.LocalSGD(sync.Geometric(4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"batch": pl.batch.NormTest(start=8, limit=16, eta=0.5)}, r"batch=NormTest.* learns from what all workers did"),
+        ({"balance": pl.balance.BySpeed()}, r"balance=BySpeed.* under Gossip they never come together"),
+        ({"lr": pl.lr.AdaScale(8)}, r"lr=AdaScale.* learns from what all workers did"),
+        ({"checkpoint": pl.Checkpoint("somewhere")}, r"checkpoint= needs a moment at which all workers stand still"),
+        ({}, r"Gossip needs at least two workers; start more"),
+    ],
+)
+def test_what_cannot_be_combined(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says):
+        make(sync.Gossip(2), **settings)
+
+
+def test_chances_have_the_mean_and_no_memory() -> None:
+    rounds = OwnRounds(sync.Geometric(4), number=3)
+    lengths, at = [], 0
+    for _ in range(4000):
+        rounds.begin(Progress(at))
+        length = next(n for n in range(1, 1000) if rounds.over(Progress(at + n)))
+        lengths.append(length)
+        at += length
+    drawn = torch.tensor(lengths).double()
+    assert abs(float(drawn.mean()) - 4) < 4 * (12 / 4000) ** 0.5  # its variance is mean (mean - 1)
+    longer = drawn[drawn > 3] - 3
+    assert abs(float(longer.mean()) - 4) < 4 * (12 / len(longer)) ** 0.5
+    other = OwnRounds(sync.Geometric(4), number=4)
+    assert [other.over(Progress(n)) for n in range(1, 9)] != [n >= lengths[0] for n in range(1, 9)]
+
+
+def test_a_mean_of_one_is_every_step() -> None:
+    rounds = OwnRounds(sync.Geometric(1), number=0)
+    assert rounds.over(Progress(1))
+
+
+def refused(kind: str) -> str:
+    model: nn.Module = mlp(dtype=torch.float64 if kind == "wide" else torch.float32)
+    if kind == "wrapped":
+        torch.distributed.init_process_group("gloo")
+        model = DistributedDataParallel(model)
+    graph = gossip.Edges(((0, 1), (2, 3))) if kind == "in two parts" else gossip.Complete()
+    bind = os.environ["TAKEN"] if kind == "taken" and os.environ["RANK"] == "1" else "127.0.0.1"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    role = sync.Gossip(2, graph=graph, bind=bind)
+    try:
+        pl.Run(model, optimizer, data(40), batch=8, sync=role, deadline=20.0)
+    except pl.PacelineError as error:
+        return f"{type(error).__name__}: {error}"
+    return "made"
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "says"),
+    [
+        ("wide", 2, "SettingError: Gossip sends numbers as float32, and 0.weight would lose digits"),
+        ("wrapped", 2, "SettingError: DistributedDataParallel averages gradients in every step, which Gossip"),
+        ("in two parts", 4, "does not connect all members: it falls into [[0, 1], [2, 3]]"),
+    ],
+)
+def test_runs_that_cannot_begin(pool: Pool, kind: str, size: int, says: str) -> None:
+    for found in pool.run(size, refused, kind):
+        assert says in found
+
+
+def set_taken(address: str) -> None:
+    os.environ["TAKEN"] = address
+
+
+def test_a_port_in_use_on_one_worker_is_everybodys_error(pool: Pool) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        pool.run(2, set_taken, f"127.0.0.1:{taken.getsockname()[1]}")
+        first, second = pool.run(2, refused, "taken")
+    assert "SettingError: gossip cannot listen at 127.0.0.1" in second
+    assert "WorkerLost" in first
+    assert "rank 1 raised SettingError: gossip cannot listen" in first
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def whole_run(role: sync.Gossip, local_data: bool = False) -> tuple[str, Progress, list[Event], int]:
+    model = normed()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    kept, used = Kept(), 0
+    with pl.Run(
+        model, optimizer, data(160), batch=16, sync=role, record=[kept], deadline=30.0, local_data=local_data
+    ) as run:
+        for step in run.steps(epochs=4):
+            optimizer.zero_grad()
+            for x, y in step:
+                used += len(x)
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            time.sleep(0.002)
+        digest = run.replica.digest()
+    return digest, run.progress, kept.events, used
+
+
+ROLES = {
+    "steps": lambda: sync.Gossip(2),
+    "by chance": lambda: sync.Gossip(sync.Geometric(3), codec=pl.codec.Identity(), plain=True),
+    "seconds": lambda: sync.Gossip(sync.Seconds(0.02), graph=gossip.Ring(), codec=pl.codec.Lattice(4)),
+    "blocking": lambda: sync.Gossip(3, blocking=True, graph=gossip.RandomRegular(2)),
+}
+
+
+def run_of(kind: str, local_data: bool = False) -> tuple[str, Progress, list[Event], int]:
+    return whole_run(ROLES[kind](), local_data)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("steps", 4), ("by chance", 3), ("seconds", 3), ("blocking", 3)])
+def test_all_come_to_the_end_with_the_same_model(pool: Pool, kind: str, size: int) -> None:
+    found = pool.run(size, run_of, kind)
+    assert len({digest for digest, _, _, _ in found}) == 1  # buffers included
+    used = sum(each for _, _, _, each in found)
+    for _, progress, _, _ in found:
+        assert 640 <= progress.examples <= used <= 640 + size * 3 * 16
+        assert progress.epoch == progress.examples // 160
+    events = found[0][2]
+    seen = [event for event in events if isinstance(event, Gossiped)]
+    assert sum(event.exchanges for event in seen) >= 5
+    assert sum(event.bytes_sent for event in seen) > 0
+    assert sum(event.unheard for event in seen) == 0
+    assert {event.bits for event in seen if event.bits} <= {4.0, 8.0, 16.0, 32.0} or kind in ("steps", "seconds")
+    assert max(event.members for event in seen) == size
+    assert any(event.distance for event in seen)
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert ended.reason in ("done", "stopped")
+    steps = [event for event in events if isinstance(event, StepDone)]
+    assert sum(sum(event.counts) for event in steps) == found[0][3]
+
+
+def test_workers_may_have_data_of_their_own(pool: Pool) -> None:
+    found = pool.run(2, run_of, "steps", True)
+    assert len({digest for digest, _, _, _ in found}) == 1
+    assert all(progress.examples >= 4 * 320 for _, progress, _, _ in found)
+
+
+def with_consensus() -> tuple[list[float], bool, str]:
+    """How far the average is from the own model, whether the own came back, and the last event's spread."""
+    model = normed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    away, back, kept = [], True, Kept()
+    with pl.Run(model, optimizer, data(160), batch=8, sync=sync.Gossip(1000), record=[kept], deadline=30.0) as run:
+        for step in run.steps(steps=40):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            if step.index % 10 == 5:
+                own = flat(model)
+                with run.consensus():
+                    away.append(float((flat(model) - own).norm()))
+                back = back and torch.equal(own, flat(model))
+            time.sleep(0.005)
+        with run.consensus():
+            away.append(float((flat(model) - flat(model)).norm()))
+        spreads = [event.spread for event in kept.events if isinstance(event, Gossiped)]
+        return away, back, str([spread for spread in spreads if spread])
+
+
+def test_the_average_at_any_time(pool: Pool) -> None:
+    """No worker waits for another to ask, too."""
+    found = pool.run(3, with_consensus)
+    for away, back, _ in found:
+        assert back
+        assert away[0] > 0
+    assert found[0][2] != "[]"
+
+
+def one_leaves(how: str) -> tuple[str, int, Tensor]:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    culprit = os.environ["RANK"] == "1"
+    with pl.Run(model, optimizer, data(160), batch=12, sync=sync.Gossip(2), deadline=20.0) as run:
+        try:
+            for step in run.steps(examples=1200):
+                optimizer.zero_grad()
+                for x, y in step:
+                    step.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                time.sleep(0.002)
+                if culprit and step.index == 9:
+                    if how == "break":
+                        break
+                    if how == "stop":
+                        run.stop()
+                    if how == "error":
+                        raise ValueError("a bad example")
+        except ValueError:
+            return "error", run.progress.step, flat(model)
+        if culprit and how == "break":
+            after = flat(model)
+            time.sleep(0.3)
+            assert torch.equal(after, flat(model))
+            return "left", run.progress.step, after
+        return run.replica.digest(), run.progress.examples, flat(model)
+
+
+@pytest.mark.parametrize("how", ["break", "error"])
+def test_who_leaves_is_not_waited_for(pool: Pool, how: str) -> None:
+    first, culprit, third = pool.run(3, one_leaves, how)
+    assert culprit[:2] == ("left" if how == "break" else "error", 10)
+    assert first[0] == third[0]
+    assert min(first[1], third[1]) >= 1200
+
+
+def test_one_that_stops_stops_all(pool: Pool) -> None:
+    found = pool.run(3, one_leaves, "stop")
+    assert len({digest for digest, _, _ in found}) == 1
+    assert max(examples for _, examples, _ in found) < 1200
+
+
+def afterwards(what: str) -> None:
+    with make(sync.Gossip(2)) as run:
+        train(run, run.model, steps=3)
+        if what == "save":
+            run.save("nowhere")
+        if what == "resume":
+            run.resume("nowhere")
+        if what == "steps":
+            train(run, run.model, steps=6)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("save", "run.save needs a moment at which all workers stand still"),
+        ("resume", "gone their own ways"),
+        ("steps", "the swarm has come to the end that all agreed on"),
+    ],
+)
+def test_what_cannot_be_done_afterwards(pool: Pool, what: str, says: str) -> None:
+    for outcome in pool.outcomes(2, afterwards, what):
+        assert isinstance(outcome, RemoteError)
+        assert says in outcome.text
+
+
+def thawed() -> None:
+    model = mlp()
+    first = next(model.parameters())
+    first.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pl.Run(model, optimizer, data(80), batch=8, sync=sync.Gossip(2), deadline=20.0) as run:
+
+        def thaw(step: pl.Step) -> None:
+            if step.index == 2:
+                first.requires_grad_(True)
+
+        train(run, model, each=thaw, steps=10)
+
+
+def test_what_is_thawed_later_is_refused(pool: Pool) -> None:
+    found = [outcome for outcome in pool.outcomes(2, thawed) if isinstance(outcome, RemoteError)]
+    assert any("0.weight was frozen when the run began, and is trained now" in outcome.text for outcome in found)
