@@ -55,7 +55,7 @@ class Fleet(Group):
         self._line = _line_to_harness()
         # A collective needs tensors where its backend works: gloo's on the CPU, NCCL's on this worker's GPU (the
         # latter is not exercised by the tests, which have no GPU).
-        nccl = size > 1 and dist.get_backend() == "nccl"
+        nccl = watch is not None and dist.get_backend() == "nccl"
         self._nccl = nccl
         self.device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
         atexit.register(self._at_exit)
@@ -84,6 +84,11 @@ class Fleet(Group):
         rank, size = dist.get_rank(), dist.get_world_size()
         watch = Watch(store_of_this_run(), rank, size) if size > 1 else None
         return cls(rank, size, deadline, watch)
+
+    @classmethod
+    def come_back(cls, deadline: float) -> Fleet:
+        """The fleet of a worker that was started again alone: the others have disbanded it long ago."""
+        return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), deadline, None)
 
     @property
     def torch_limit(self) -> timedelta:

@@ -234,8 +234,11 @@ class Unmet(Protocol):
     are, it knows by hearsay.
     """
 
-    def refuse(self, roles: dict[str, object], checkpoint: object) -> None:
+    def refuse(self, roles: dict[str, object], checkpoint: object, local_data: bool) -> None:
         """Raise an error for what cannot be combined with it."""
+
+    def join(self, deadline: float) -> Fleet:
+        """Come together with those that begin, or to those that have begun already."""
 
     def progress(self, own: Progress, length: int) -> Progress:
         """How far all are, as far as this worker knows; ``length`` is the examples of an epoch."""

@@ -39,7 +39,7 @@ from paceline.probe.units import Unit
 from paceline.records import Plan, Progress
 from paceline.replica import Replica
 from paceline.role_check import check_limit, check_roles, mind_local_noise
-from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync
+from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync, Unmet
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
 from paceline.together import come_together, refuse_within_a_round
@@ -105,12 +105,12 @@ class Run:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
         self.batch, self.probe = as_policy(batch), probe or Probe()
-        check_roles(self.roles(), checkpoint)
+        check_roles(self.roles(), checkpoint, local_data)
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
         self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
         self._closed = False
         self._iterator: Callable[[], Generator[Step] | None] = lambda: None
-        self.fleet = Fleet.join(deadline)
+        self.fleet = self.sync.join(deadline) if isinstance(self.sync, Unmet) else Fleet.join(deadline)
         try:
             self._replica = Replica(model, optimizer)
             self.fleet.agree(identity(self))

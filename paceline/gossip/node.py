@@ -68,13 +68,17 @@ class Node:
 
     def wait(self, until: Callable[[Clerk], bool], seconds: float, what: Callable[[Clerk], str]) -> None:
         """Wait for the clerk, at most so long, then raise an error that says ``what`` was waited for."""
+        if not self.wait_for(until, seconds):
+            member = self.clerk.members.own.number
+            raise FleetError(f"member {member} waited {seconds:g} s for {what(self.clerk)}, in vain")
+
+    def wait_for(self, until: Callable[[Clerk], bool], seconds: float) -> bool:
+        """Wait for the clerk, at most so long; whether it has come to that."""
         with self._turn:
             found = self._turn.wait_for(lambda: self._error is not None or until(self.clerk), seconds)
         if self._error is not None:
             raise self._error
-        if not found:
-            member = self.clerk.members.own.number
-            raise FleetError(f"member {member} waited {seconds:g} s for {what(self.clerk)}, in vain")
+        return found
 
     def close(self) -> None:
         """Say goodbye, and end the thread."""

@@ -15,6 +15,7 @@ from paceline.gossip.board import Board
 from paceline.gossip.clerk import Clerk
 from paceline.gossip.finale import Whole
 from paceline.gossip.graph import Graph
+from paceline.gossip.invitation import Invitation
 from paceline.gossip.keys import Secret, share_secret
 from paceline.gossip.members import Members, News, State
 from paceline.gossip.node import Node
@@ -42,18 +43,30 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def start(
-    fleet: Fleet, shape: Shape, counters: Tensor, graph: Graph, *, blocking: bool, bind: str, plain: bool
-) -> Node:
-    """Become a member together with all other workers of the fleet: all of them must call it."""
+    fleet: Fleet,
+    shape: Shape,
+    counters: Tensor,
+    graph: Graph,
+    *,
+    blocking: bool = False,
+    bind: str = "127.0.0.1",
+    plain: bool = False,
+) -> tuple[Node, Invitation]:
+    """Become a member together with all other workers of the fleet: all of them must call it.
+
+    Also gives what one that comes later has to know.
+    """
     graph.neighbours(range(fleet.size))  # one that does not connect all is an error now
     secret = share_secret(fleet, plain)
     sockets = Sockets(bind, secret.keys, _limit(shape))
     try:
         own = News(fleet.rank, sockets.address, 0, State.HERE, 0)
         told = fleet.gather(msgspec.json.encode(own), "the addresses at which the others listen")
+        news = [msgspec.json.decode(each, type=News) for each in told]
         members = Members(own, graph)
-        members.hear(msgspec.json.decode(each, type=News) for each in told)
-        return _run(members, sockets, secret, shape, counters, blocking, ())
+        members.hear(news)
+        invitation = Invitation(secret, fleet.size, [each.address for each in news])
+        return _run(members, sockets, secret, shape, counters, blocking, ()), invitation
     except BaseException:
         sockets.close()
         raise
@@ -68,12 +81,13 @@ def open_node(
     graph: Graph,
     *,
     contacts: Sequence[str],
+    blocking: bool = False,
     bind: str = "127.0.0.1",
 ) -> Node:
     """Come to a swarm that trains already, as member ``number`` in its ``life``; ``contacts`` are addresses in it."""
     sockets = Sockets(bind, secret.keys, _limit(shape))
     members = Members(News(number, sockets.address, life, State.JOINING, 0), graph)
-    return _run(members, sockets, secret, shape, counters, False, contacts)
+    return _run(members, sockets, secret, shape, counters, blocking, contacts)
 
 
 def _run(

@@ -48,16 +48,12 @@ class Swarm:
 
     def join(self) -> None:
         """Take the model of a swarm that trains already from one of its members."""
-        self._node.wait(
-            lambda clerk: clerk.joining is None or clerk.joining.model is not None,
-            self._deadline,
-            lambda clerk: "a member of the swarm to give its model",
-        )
         joining = self._node.clerk.joining
-        assert joining is not None, "it has begun with the others"
+        assert joining is not None, "it has not begun with the others"
+        what = "a member of the swarm to give its model"
+        self._node.wait(lambda clerk: joining.model is not None, self._deadline, lambda clerk: what)
         assert joining.model is not None
         self._layout.write(*joining.model)
-        self.begin()
 
     def step_done(self, examples: int, offers: bool) -> None:
         """So many examples more; ``offers`` says whether it is time to average with somebody."""
@@ -92,7 +88,8 @@ class Swarm:
         self._node.do(lambda clerk: clerk.tell(total))
         self._node.do(Clerk.end)
         heard = self._node.mark()
-        self._node.wait(lambda clerk: heard() and clerk.idle, self._deadline, lambda clerk: "the last exchange to end")
+        # Longer than an exchange takes: one that has not ended by then has lost its partner, and moves nobody here.
+        self._node.wait_for(lambda clerk: heard() and clerk.idle, self._node.clerk.members.usual_patience)
         self._correct()
         self._show()
         numbers = torch.empty(self._layout.numel + self._layout.more)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
@@ -15,9 +17,11 @@ from paceline.errors import LoopError, SettingError
 from paceline.events import Event
 from paceline.fleet import Fleet
 from paceline.gossip.graph import Complete, Graph
+from paceline.gossip.invitation import Invitation, accept, answers, invite, withdraw
 from paceline.gossip.layout import Layout
+from paceline.gossip.node import Node
 from paceline.gossip.sockets import check_bind
-from paceline.gossip.start import Shape, start
+from paceline.gossip.start import Shape, open_node, start
 from paceline.gossip.swarm import Swarm
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress
@@ -52,6 +56,7 @@ class Gossip:
         blocking: stand still until the exchange is done. For comparison, and where steps are short.
         bind: ``HOST`` or ``HOST:PORT`` of this machine, where this worker listens; the others must be able to reach it.
         plain: neither encrypt nor ask for the run's key, in a network where everybody is trusted.
+        invitation: a file with which a worker that is started again, alone, comes back to the run. It holds the key.
     """
 
     waits_for_leavers = False
@@ -65,9 +70,12 @@ class Gossip:
         blocking: bool = False,
         bind: str = "127.0.0.1",
         plain: bool = False,
+        invitation: str | Path | None = None,
     ) -> None:
         self.every, self.graph, self.codec = as_own(every), graph, codec
         self.blocking, self.bind, self.plain = blocking, bind, plain
+        self.invitation = None if invitation is None else Path(invitation)
+        self._invited: Invitation | None = None
         if not isinstance(codec, Lattice | Identity):
             raise SettingError(
                 f"codec ({codec!r}) must be Lattice or Identity: both partners have to see the very same two points, "
@@ -87,7 +95,7 @@ class Gossip:
         told += [f"{name}=True" for name in ("blocking", "plain") if getattr(self, name)]
         return f"Gossip({', '.join(told)})"
 
-    def refuse(self, roles: dict[str, object], checkpoint: object) -> None:
+    def refuse(self, roles: dict[str, object], checkpoint: object, local_data: bool) -> None:
         """What makes no sense where workers never come together."""
         for name, role in roles.items():
             if (isinstance(role, Asker) and role.needs) or isinstance(role, Observer):
@@ -97,6 +105,25 @@ class Gossip:
                 )
         if checkpoint is not None:
             raise SettingError(f"checkpoint= {NO_CHECKPOINT}")
+        if local_data and self.invitation is not None:
+            raise SettingError(
+                "invitation= is for a worker that comes back alone, which cannot know the lengths of the others' data "
+                "sets; leave it out, or share the data (local_data=False)"
+            )
+
+    def join(self, deadline: float) -> Fleet:
+        """Come together with those that begin, or, with an invitation, to those that have begun already."""
+        found = None if self.invitation is None else accept(self.invitation)
+        self._invited = found if found is not None and answers(found) else None
+        if self._invited is None:
+            return Fleet.join(deadline)
+        fleet = Fleet.come_back(deadline)
+        if not 0 <= fleet.rank < fleet.size == self._invited.size:
+            raise SettingError(
+                f"the run that {self.invitation} invites to has {self._invited.size} workers, but this one was started "
+                f"as rank {fleet.rank} of {fleet.size}; start it as it was, or remove the file to begin a new run"
+            )
+        return fleet
 
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
         """Begin to serve a run: the last time that all workers come together."""
@@ -113,10 +140,21 @@ class Gossip:
         self._tally, self._rounds = Tally(), OwnRounds(self.every, fleet.rank)
         layout, counters = self._layout, self._layout.counters()
         shape = Shape(layout.numel, layout.more, counters.numel(), replica.shape(), self.codec)
-        how = {"blocking": self.blocking, "plain": self.plain}
-        node = start(fleet, shape, counters, self.graph, bind=self.bind, **how)
-        self._swarm, self._serves = Swarm(node, layout, fleet.deadline), True
+        self._swarm, self._serves = Swarm(self._start(fleet, shape, counters), layout, fleet.deadline), True
+        if self._invited is not None:
+            self._swarm.join()
         fleet.disband()
+
+    def _start(self, fleet: Fleet, shape: Shape, counters: Tensor) -> Node:
+        if self._invited is not None:
+            life = int(100 * time.time())  # later than that of any worker that was started before
+            who = fleet.rank, life, self._invited.secret, shape, counters, self.graph
+            return open_node(*who, contacts=self._invited.addresses, blocking=self.blocking, bind=self.bind)
+        who_begins = fleet, shape, counters, self.graph
+        node, invitation = start(*who_begins, blocking=self.blocking, bind=self.bind, plain=self.plain)
+        if self.invitation is not None:
+            invite(self.invitation, invitation)
+        return node
 
     def detach(self) -> None:
         """Say goodbye to the others."""
@@ -208,6 +246,8 @@ class Gossip:
     def finish(self) -> None:
         """All together have reached the goal, or one was told to stop: the models of those alive become one."""
         self.swarm.finish()
+        if self.invitation is not None:
+            withdraw(self.invitation)
 
     def rest(self) -> None:
         """The loop was left: this worker's model is its own, and the others go on."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +15,7 @@ import torch
 import paceline as pl
 from paceline import sync
 from paceline.testing import Workers, tell_digest
+from tests.pool import forks, free_port
 from tests.problems import data, mlp, train
 
 EXAMPLES = 4000
@@ -42,3 +48,59 @@ def test_one_that_is_frozen_and_comes_back_takes_part_again(workers: Workers) ->
     outcome = group.wait(90)
     outcome.check_survivors([0, 1, 2])
     outcome.check_same_digest()
+
+
+LIMIT = 90.0  # seconds for a worker that comes back
+
+
+def coming_back(pipe: Connection[Any, Any], rank: int, port: int, invitation: Path) -> None:
+    """Tell how many steps were done now and then; at the end, the digest, and whether others have averaged with it."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    role = sync.Gossip(2, invitation=invitation)
+    with pl.Run(model, optimizer, data(400), batch=16, sync=role, deadline=30.0) as run:
+
+        def each(step: pl.Step) -> None:
+            time.sleep(0.01)
+            if step.index == 10:
+                pipe.send(("trains", role.swarm.others_examples))
+
+        train(run, model, each=each, examples=7000)
+        pipe.send((run.replica.digest(), role.swarm.event(0).exchanges))
+
+
+def receive(pipe: Connection[Any, Any]) -> Any:
+    assert pipe.poll(LIMIT), "nothing was heard of a worker in time"
+    return pipe.recv()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_that_is_killed_and_started_again_comes_back(tmp_path: Path, rank: int) -> None:
+    """Also the first, with which torch's store has died."""
+    context, port, invitation = forks(), free_port(), tmp_path / "invitation"
+    pipes = {n: context.Pipe() for n in (0, 1, 2, 3)}
+    began = [context.Process(target=coming_back, args=(pipes[n][1], n, port, invitation)) for n in range(3)]
+    for process in began:
+        process.start()
+    again = context.Process(target=coming_back, args=(pipes[3][1], rank, port, invitation))
+    try:
+        for n in range(3):
+            assert receive(pipes[n][0])[0] == "trains"
+        assert invitation.stat().st_mode & 0o777 == 0o600
+        os.kill(began[rank].pid or 0, signal.SIGKILL)
+        began[rank].join(LIMIT)
+        again.start()
+        kind, others = receive(pipes[3][0])
+        assert kind == "trains"
+        assert others > 0  # it has heard how far the others are
+        ends = [receive(pipes[n][0]) for n in range(4) if n != rank]
+        assert len({digest for digest, _ in ends}) == 1
+        assert ends[-1][1] > 0
+        assert not invitation.exists()
+    finally:
+        for process in [*began, again]:
+            if process.pid is not None:
+                process.kill()
+                process.join()

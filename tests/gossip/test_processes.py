@@ -53,7 +53,7 @@ def begin(fleet: Fleet, node: Node, seed: int) -> Tensor:
 def joined(codec: Lattice | Identity, graph: Graph) -> tuple[Fleet, Node]:
     fleet = Fleet.join(60.0)
     shape = Shape(NUMBERS, 0, 0, "none", codec)
-    return fleet, start(fleet, shape, NO_COUNTERS, graph, blocking=False, bind="127.0.0.1", plain=False)
+    return fleet, start(fleet, shape, NO_COUNTERS, graph)[0]
 
 
 def one_by_one(codec: Lattice | Identity, graph: Graph, exchanges: int) -> tuple[list[float], float]:

@@ -70,7 +70,10 @@ def test_local_sgd_has_no_chances_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"batch": pl.batch.NormTest(start=8, limit=16, eta=0.5)}, r"batch=NormTest.* learns from what all workers did"),
+        (
+            {"batch": pl.batch.NormTest(start=8, limit=16, eta=0.5)},
+            r"batch=NormTest.* learns from what all workers did",
+        ),
         ({"balance": pl.balance.BySpeed()}, r"balance=BySpeed.* under Gossip they never come together"),
         ({"lr": pl.lr.AdaScale(8)}, r"lr=AdaScale.* learns from what all workers did"),
         ({"checkpoint": pl.Checkpoint("somewhere")}, r"checkpoint= needs a moment at which all workers stand still"),
