@@ -1,0 +1,67 @@
+"""The file that lets a worker come back: for whom it is, and what if it is not one."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import SettingError
+from paceline.gossip.invitation import Invitation, accept, answers, invite, withdraw
+from paceline.gossip.keys import make_secret
+from paceline.sync import Gossip
+
+
+def test_it_comes_back_as_it_was_and_is_for_its_user_alone(tmp_path: Path) -> None:
+    invitation = Invitation(make_secret(plain=False), 3, ["tcp://127.0.0.1:1234"])
+    assert accept(tmp_path / "file") is None
+    for _ in range(2):  # of two runs, the later counts
+        invite(tmp_path / "file", invitation)
+    assert accept(tmp_path / "file") == invitation
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    withdraw(tmp_path / "file")
+    withdraw(tmp_path / "file")
+    assert accept(tmp_path / "file") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"secret": 5}'])
+def test_what_is_no_invitation(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(SettingError, match=r"file is not an invitation to a swarm \(.*remove it"):
+        accept(tmp_path / "file")
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"cannot be written .*give a file in a folder where you may write"):
+        invite(tmp_path / "no" / "file", Invitation(make_secret(plain=True), 2, []))
+
+
+def test_whether_anybody_listens() -> None:
+    with socket.socket() as ear:
+        ear.bind(("127.0.0.1", 0))
+        ear.listen()
+        there = f"tcp://127.0.0.1:{ear.getsockname()[1]}"
+        assert answers(Invitation(make_secret(plain=True), 2, ["tcp://127.0.0.1:9", there]))
+    assert not answers(Invitation(make_secret(plain=True), 2, [there, "nonsense"]))
+
+
+def test_as_another_worker_than_there_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with socket.socket() as ear:
+        ear.bind(("127.0.0.1", 0))
+        ear.listen()
+        there = f"tcp://127.0.0.1:{ear.getsockname()[1]}"
+        invite(tmp_path / "file", Invitation(make_secret(plain=True), 2, [there]))
+        with pytest.raises(SettingError, match=r"has 2 workers, but this one was started as rank 3 of 4; start it as"):
+            Gossip(2, invitation=tmp_path / "file").join(1.0)
+
+
+def test_what_was_left_by_a_run_that_has_died_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    invite(tmp_path / "file", Invitation(make_secret(plain=True), 2, ["tcp://127.0.0.1:9"]))
+    fleet = Gossip(2, invitation=tmp_path / "file").join(1.0)
+    assert fleet.size == 1  # it begins as if there were no file
+    fleet.close()
