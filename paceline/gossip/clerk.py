@@ -43,6 +43,7 @@ __all__ = ["Clerk", "Outgoing"]
 
 PAUSE = 0.01  # seconds until all are asked again who were busy, where the trainer waits for one of them
 LONGEST_PAUSE = 0.2  # it doubles up to there; who comes later asks at once, so that this is not waited for in general
+NEWS = 0.25  # seconds between letters that only tell news, to one member each: exchanges may be seldom
 LONGEST = 120.0  # seconds that are waited for a whole model, however long coded ones have taken
 
 
@@ -85,6 +86,7 @@ class Clerk:
         self._tried: set[int] = set()
         self._again, self._pause = 0.0, PAUSE
         self._proposed: tuple[int, float] | None = None
+        self._news = now
         self.gathering: Gathering | None = None
         self.finale: Finale | None = None
         self._questions = 0
@@ -196,6 +198,9 @@ class Clerk:
         self._do(self._peer.tick(now), now)
         for silent in self.members.to_greet(now):
             self._post(silent, Hello(reply=True))
+        if now >= self._news:
+            self._news = now + NEWS
+            self._send([(each, Hello(reply=False), None) for each in self.members.anybody()])
         if self.wishes and self.idle and now >= self._again:
             self._propose(now)
         if self.gathering is not None:
@@ -208,11 +213,12 @@ class Clerk:
             self._send([(member, fetch, None) for member, fetch in asks])
 
     @property
-    def due(self) -> float | None:
+    def due(self) -> float:
         """When :meth:`tick` has something to do, unless something comes before."""
         machines = (self._peer, self.gathering, self.finale, self.joining)
         times = [due for each in machines if each is not None and (due := each.due) is not None]
-        return min([*times, self._again] if self.wishes and self.idle else times, default=None)
+        times += [self._again] if self.wishes and self.idle else []
+        return min([*times, self._news])
 
     def _propose(self, now: float) -> None:
         partner = self.members.partner(self._tried)
@@ -282,8 +288,8 @@ class Clerk:
 
     def _greet(self) -> None:
         """Tell everybody how things stand with this worker."""
-        for other in self.members.others(State.JOINING, State.HERE, State.DONE):
-            self._post(other, Hello(reply=False))
+        others = self.members.others(State.JOINING, State.HERE, State.DONE)
+        self._send([(each, Hello(reply=False), None) for each in others])
 
     def _send(self, parcels: list[Parcel]) -> None:
         for to, errand, payload in parcels:

@@ -221,6 +221,11 @@ class Members:
         around = [each for each in neighbours[self.own.number] if each not in set(but)]
         return self._chance.choice(around) if around else None
 
+    def anybody(self) -> list[int]:
+        """One of those that average, at random, whether it is a neighbour or not; empty if there is nobody else."""
+        others = [number for number in self.participants() if number != self.own.number]
+        return self._chance.sample(others, min(1, len(others)))
+
     def donors(self) -> list[int]:
         """Who could give its model to one that joins: those that have one, the most advanced first."""
         there = [number for number in self.participants() if number != self.own.number]

@@ -95,8 +95,7 @@ class Node:
     def _run(self) -> None:
         try:
             while not self._closing or not self._calls.empty():
-                due = self.clerk.due
-                self._sockets.wait(LONGEST if due is None else min(due - time.monotonic(), LONGEST))
+                self._sockets.wait(min(self.clerk.due - time.monotonic(), LONGEST))
                 self._cycle()
                 self._look()
                 with self._turn:

@@ -33,6 +33,13 @@ class Points:
         self.levels = (*self._lattices, WHOLE)
         """Bits, the fewest first; the last is full precision."""
 
+    def prepare(self) -> None:
+        """Numba compiles for seconds when it is first used: better before the training than in its middle."""
+        for lattice in self._lattices.values():
+            little = torch.zeros(lattice.block)
+            payload = lattice.encode(little, torch.zeros(1))
+            lattice.decode(payload, little, torch.empty_like(little), torch.zeros(1))
+
     def level_above(self, bits: int) -> int | None:
         """The next level; None above full precision."""
         return next((level for level in self.levels if level > bits), None)

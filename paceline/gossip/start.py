@@ -101,6 +101,7 @@ def _run(
 ) -> Node:
     whole = Whole(shape.numel + shape.more, shape.counters)
     points, board = Points(shape.codec, shape.numel), Board(shape.numel, shape.more)
+    points.prepare()
     now = time.monotonic()
     clerk = Clerk(members, points, board, whole, counters, blocking=blocking, contacts=contacts, now=now)
     return Node(clerk, sockets, Card(secret.run, hashlib.sha256(repr(shape).encode()).hexdigest()))

@@ -89,6 +89,7 @@ class Gossip:
         self._serves = False
         self._swarm: Swarm | None = None
         self._pending: tuple[Plan, Note] | None = None
+        self._others = 0
 
     def __repr__(self) -> str:  # without where it listens, which is not the same on all workers
         told = [repr(self.every), f"graph={self.graph!r}", f"codec={self.codec!r}"]
@@ -178,6 +179,7 @@ class Gossip:
         if self.swarm.finished:
             raise LoopError("the swarm has come to the end that all agreed on, and has parted; make a new Run to go on")
         self._rounds.begin(own)
+        self._others = self.swarm.others_examples
         self.swarm.begin()
 
     def factor(self, plan: Plan, weight: float) -> float:
@@ -197,6 +199,8 @@ class Gossip:
 
     def before_step(self, plan: Plan, note: Note) -> None:
         """The gradients are this worker's own."""
+        # Looked at once in a step: whether the goal is reached must not change between the step's end and the loop's.
+        self._others = self.swarm.others_examples
         self._pending = plan, note  # it counts when the step is over: who leaves before that has not done it
         own_gradients(self._replica.parameters, plan, note, "Gossip")
 
@@ -234,7 +238,7 @@ class Gossip:
     def progress(self, own: Progress, length: int) -> Progress:
         """How far all workers together are, as far as this one has heard; steps are its own."""
         pending = 0 if self._pending is None else int(self._pending[1].examples)
-        examples = self.swarm.others_examples + self.swarm.examples + pending
+        examples = self._others + self.swarm.examples + pending
         return Progress(own.step, examples // length, examples)
 
     def events(self, step: int) -> list[Event]:
@@ -246,6 +250,7 @@ class Gossip:
     def finish(self) -> None:
         """All together have reached the goal, or one was told to stop: the models of those alive become one."""
         self.swarm.finish()
+        self._others = self.swarm.others_examples
         if self.invitation is not None:
             withdraw(self.invitation)
 

@@ -28,6 +28,10 @@ def test_an_offer_becomes_one_exchange_that_keeps_the_sum(codec: Lattice | Ident
         assert town.run(1.0, lambda at=at: not clerks[at % 4].wishes and all(clerk.idle for clerk in clerks))  # type: ignore[misc]
         assert sum(clerk.counts.exchanges for clerk in clerks) == 2 * (at + 1)
     torch.testing.assert_close(sum(shown(clerk).double() for clerk in clerks), total, rtol=0, atol=1e-5)
+    taken = [clerk.board.take() for clerk in clerks]
+    for clerk, change, model in zip(clerks, taken, models(4), strict=True):
+        assert change is not None
+        torch.testing.assert_close(shown(clerk)[:NUMBERS], model[:NUMBERS] + change, rtol=0, atol=1e-5)
     spread = torch.stack([shown(clerk)[:NUMBERS] for clerk in clerks]).std(0).max()
     assert spread < 0.002  # it began at 0.01
     buffers = torch.stack([shown(clerk)[NUMBERS:] for clerk in clerks])
@@ -80,6 +84,9 @@ def test_blocking_waits_for_the_partner_and_meets_it_once() -> None:
     clerks[1].offer(0)
     assert town.run(0.1, lambda: not clerks[0].wishes and not clerks[1].wishes)
     town.run(0.5)
+    assert [clerk.counts.exchanges for clerk in clerks] == [1, 1]
+    clerks[0].offer(0)  # the other goes on with its steps: its model is not to be had
+    assert not town.run(0.5, lambda: not clerks[0].wishes)
     assert [clerk.counts.exchanges for clerk in clerks] == [1, 1]
     torch.testing.assert_close(shown(clerks[0])[:NUMBERS], shown(clerks[1])[:NUMBERS], rtol=0, atol=1e-6)
 
@@ -228,6 +235,30 @@ def test_one_that_comes_back_takes_part_again() -> None:
         clerks[at % 2].offer(at)
         town.run(12.0, lambda: not any(clerk.wishes for clerk in clerks[:2]))
     assert again.counts.exchanges > 0
+
+
+def test_one_that_was_cut_off_takes_part_again() -> None:
+    """It has not died, and nobody has told the others that it is back: they ask."""
+    town, clerks = town_of(3)
+    town.delay = lambda to, letter: None if to == address(2) else 0.001
+    while 2 in clerks[0].members.participants():
+        clerks[0].offer(0)
+        town.run(12.0, lambda: not clerks[0].wishes)
+    before = clerks[2].counts.exchanges
+    town.delay = lambda to, letter: 0.001
+    assert town.run(31.0, lambda: 2 in clerks[0].members.participants())
+    for at in range(20):
+        clerks[0].offer(at)
+        town.run(0.1)
+    assert clerks[2].counts.exchanges > before
+
+
+def test_counters_go_round_without_exchanges() -> None:
+    town, clerks = town_of(4)
+    for clerk in clerks:
+        clerk.tell(100)
+    town.run(3.0)
+    assert [clerk.members.examples for clerk in clerks] == [400] * 4
 
 
 def test_letters_of_an_earlier_life_are_not_heard() -> None:

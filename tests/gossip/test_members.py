@@ -141,6 +141,16 @@ def test_of_two_with_the_same_number_the_earlier_stops() -> None:
         members.hear([News(0, "tcp://elsewhere", 1, State.HERE, 0)])
 
 
+def test_what_others_know_of_all_counts() -> None:
+    members = five()
+    members.tell(examples=12)
+    members.hear_of_all(500)
+    members.hear_of_all(40)  # late
+    assert members.examples == 500
+    members.hear([news(1, examples=600)])
+    assert members.examples == 612
+
+
 def test_news_spread() -> None:
     members = five()
     members.tell(examples=12)
