@@ -67,11 +67,7 @@ def decode(card: Card, frames: list[bytes]) -> Letter | None:
         return None
     try:
         header = _decoder.decode(frames[0])
-    except (
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-        RecursionError,
-    ):  # also what has the wrong fields (ValidationError)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if (header.run, header.model) != (card.run, card.model):
         return None

@@ -237,20 +237,19 @@ def test_one_that_comes_back_takes_part_again() -> None:
     assert again.counts.exchanges > 0
 
 
-def test_one_that_was_cut_off_takes_part_again() -> None:
-    """It has not died, and nobody has told the others that it is back: they ask."""
+def test_those_that_were_cut_off_from_each_other_come_together_again() -> None:
+    """Nobody has died, and nobody has anything to tell to one that is silent: they greet each other."""
     town, clerks = town_of(3)
-    town.delay = lambda to, letter: None if to == address(2) else 0.001
-    while 2 in clerks[0].members.participants():
-        clerks[0].offer(0)
-        town.run(12.0, lambda: not clerks[0].wishes)
-    before = clerks[2].counts.exchanges
+    town.delay = lambda to, letter: None
+    while any(len(clerk.members.participants()) > 1 for clerk in clerks):
+        for clerk in clerks:
+            clerk.offer(0)
+        assert town.run(60.0, lambda: not any(clerk.wishes for clerk in clerks) and all(clerk.idle for clerk in clerks))
     town.delay = lambda to, letter: 0.001
-    assert town.run(31.0, lambda: 2 in clerks[0].members.participants())
-    for at in range(20):
-        clerks[0].offer(at)
-        town.run(0.1)
-    assert clerks[2].counts.exchanges > before
+    assert town.run(31.0, lambda: all(clerk.members.participants() == [0, 1, 2] for clerk in clerks))
+    clerks[0].offer(1)
+    assert town.run(1.0, lambda: not clerks[0].wishes)
+    assert clerks[0].counts.exchanges == 1
 
 
 def test_counters_go_round_without_exchanges() -> None:
