@@ -66,7 +66,7 @@ def coming_back(pipe: Connection[Any, Any], rank: int, port: int, invitation: Pa
             time.sleep(0.01)
             if step.index == 10:
                 pipe.send(("trains", role.swarm.others_examples))
-            if again and role.swarm._node.clerk.counts.exchanges >= 3:
+            if again and step.index > 10 and role.swarm._node.clerk.counts.exchanges >= 3:
                 run.stop()
 
         train(run, model, each=each, examples=10**9)
