@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -111,6 +111,7 @@ class Run:
         self._closed = False
         self._iterator: Callable[[], Generator[Step] | None] = lambda: None
         self.fleet = self.sync.join(deadline) if isinstance(self.sync, Unmet) else Fleet.join(deadline)
+        attached = ExitStack()
         try:
             self._replica = Replica(model, optimizer)
             self.fleet.agree(identity(self))
@@ -125,7 +126,9 @@ class Run:
             if local_data and self.fleet.rank == 0:
                 mind_local_noise(needs, self.fleet.size)
             probe.attach(self._replica.module, self._replica.parameters, needs, updated)
+            attached.callback(probe.detach)
             self.sync.attach(self.fleet, self._replica, probe)
+            attached.callback(self.sync.detach)
             # Torch's generators use 32 bits of a seed.
             own_seed = seed + (1_000_003 * self.fleet.rank if local_data else 0)
             loading = Loading(collate_fn, num_workers, prefetch, pin_memory, deadline)
@@ -133,8 +136,7 @@ class Run:
             self._journal = Journal(record, self.fleet.rank)
             self.fleet.meanwhile = self._journal.catch_up
         except BaseException as error:
-            self.sync.detach()
-            self.probe.detach()
+            attached.close()
             self.fleet.fail(error)
             self.fleet.close()
             raise

@@ -101,9 +101,13 @@ class Probe:
         if self._meter is not None:
             raise SettingError("this Probe serves another run that is not closed; make one for each run")
         self._model, self._updated, self.needs = model, updated, needs
-        self._lay_out(parameters)
-        if needs or self.always:
-            self._begin_to_measure()
+        try:
+            self._lay_out(parameters)
+            if needs or self.always:
+                self._begin_to_measure()
+        except BaseException:
+            self.detach()
+            raise
 
     def follow(self, parameters: Sequence[nn.Parameter]) -> None:
         """These are trained now: some may have been frozen or thawed since the last step."""

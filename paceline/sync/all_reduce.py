@@ -64,7 +64,6 @@ class AllReduce:
                 "AllReduce takes the mean of all gradients, so that no worker has a batch of its own; use LocalSGD "
                 "with batch.EachOwn, or batch.NormTest for all together"
             )
-        self._attached = True
         self._fleet, self._replica = fleet, replica
         self._notes = NotesTable(fleet.rank, fleet.size)
         self._buffers = BufferAverage(replica)
@@ -76,6 +75,7 @@ class AllReduce:
                     "the bare module, or use a communication hook of DDP"
                 )
             self._overlap = Overlap(replica.ddp, probe)
+        self._attached = True
 
     def detach(self) -> None:
         """End to serve it."""

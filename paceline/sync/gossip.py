@@ -142,9 +142,13 @@ class Gossip:
         layout, counters = self._layout, self._layout.counters()
         shape = Shape(layout.numel, layout.more, counters.numel(), replica.shape(), self.codec)
         self._swarm, self._serves = Swarm(self._start(fleet, shape, counters), layout, fleet.deadline), True
-        if self._invited is not None:
-            self._swarm.join()
-        fleet.disband()
+        try:
+            if self._invited is not None:
+                self._swarm.join()
+            fleet.disband()
+        except BaseException:
+            self.detach()
+            raise
 
     def _start(self, fleet: Fleet, shape: Shape, counters: Tensor) -> Node:
         if self._invited is not None:

@@ -101,10 +101,11 @@ class LocalSGD:
             )
         self._statistics = RoundStatistics(probe, self.measuring, self.overlap)
         self._seconds, self._scale, self._weight = None, 0.0, 0.0
-        self._fleet, self._replica = fleet, replica
+        self._replica = replica
         if self.outer is not None:
             self.outer.forget()
         self.merge = self._make_merge(fleet)
+        self._fleet = fleet
         self._begin_round()
 
     def detach(self) -> None:

@@ -348,19 +348,24 @@ def test_buffers_that_are_infinite_or_grow(pool: Pool) -> None:
 
 
 def shared_objects(what: str) -> None:
-    sync, probe = pl.sync.AllReduce(), pl.Probe(always=True)
     first, second = mlp(), mlp()
-    settings: dict[str, Any] = {"sync": sync} if what == "sync" else {"probe": probe}
+    choices: dict[str, dict[str, Any]] = {
+        "sync": {"sync": pl.sync.AllReduce()},
+        "local": {"sync": pl.sync.LocalSGD(2)},
+        "probe": {"probe": pl.Probe(always=True)},
+    }
+    settings = choices[what]
     with pl.Run(first, torch.optim.SGD(first.parameters(), lr=0.1), data(40), batch=8, **settings) as run:
         train(run, first, steps=2)
         with pytest.raises(pl.SettingError, match="serves another run that is not closed"):
             pl.Run(second, torch.optim.SGD(second.parameters(), lr=0.1), data(40), batch=8, **settings)
+        train(run, first, steps=4)  # which is none the worse for it
     with pl.Run(second, torch.optim.SGD(second.parameters(), lr=0.1), data(40), batch=8, **settings) as run:
-        train(run, second, steps=2)
+        train(run, second, steps=4)
     assert torch.equal(flat(first), flat(second))
 
 
-@pytest.mark.parametrize("what", ["sync", "probe"])
+@pytest.mark.parametrize("what", ["sync", "local", "probe"])
 def test_an_object_serves_one_run_at_a_time(what: str) -> None:
     shared_objects(what)
 
