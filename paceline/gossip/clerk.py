@@ -44,7 +44,7 @@ __all__ = ["Clerk", "Outgoing"]
 PAUSE = 0.01  # seconds until all are asked again who were busy, where the trainer waits for one of them
 LONGEST_PAUSE = 0.2  # it doubles up to there; who comes later asks at once, so that this is not waited for in general
 NEWS = 0.25  # seconds between letters that only tell news, to one member each: exchanges may be seldom
-LONGEST = 120.0  # seconds that are waited for a whole model, however long coded ones have taken
+LONGEST = 30.0  # seconds that are waited for a whole model at first, however long coded ones have taken
 
 
 class Outgoing(NamedTuple):
@@ -80,7 +80,7 @@ class Clerk:
         self.outbox: list[Outgoing] = []
         self._points, self._blocking = points, blocking
         self._peer = Peer(members.own.number, points, members.own.life)
-        self._open = False
+        self._open = self._away = False
         self.wishes = False
         """Whether the trainer would like to average, and has not yet."""
         self._tried: set[int] = set()
@@ -89,6 +89,7 @@ class Clerk:
         self._news = now
         self.gathering: Gathering | None = None
         self.finale: Finale | None = None
+        self._heard: set[int] = set()
         self._questions = 0
         joins = members.own.state is State.JOINING
         self.joining = Joining(members, whole, contacts, self._patience_for_whole, now) if joins else None
@@ -96,7 +97,7 @@ class Clerk:
     def begin(self) -> None:
         """The model on the board is one of the swarm: it may be averaged with others."""
         self.members.tell(State.HERE)
-        self._open = not self._blocking
+        self._open, self._away = not self._blocking, False
         self._greet()
 
     def offer(self, examples: int) -> None:
@@ -112,10 +113,11 @@ class Clerk:
     def rest(self) -> None:
         """The trainer has left its loop: its model is not averaged any more, unless it comes back."""
         self._open = self.wishes = False
+        self._away = True
 
     def end(self) -> None:
         """The trainer has come to the end, and tells all others; what is under way is finished."""
-        self.rest()
+        self._open = self.wishes = self._away = False
         self.members.tell(State.DONE)
         self._greet()
 
@@ -129,7 +131,8 @@ class Clerk:
         assert own is not None, "a model is shown before"
         self._questions += 1
         how = self._questions, self.members.own.number, own, self.members.own.examples
-        self.gathering = Gathering(*how, final=False, patience=self._patience_for_whole())
+        patience, trained = self._patience_for_whole(), self.whole.trained
+        self.gathering = Gathering(*how, final=False, patience=patience, trained=trained)
         for other in self.members.others(State.HERE, State.DONE):
             if other not in self.members.silent():
                 self.gathering.include(other, now=0.0)
@@ -139,6 +142,16 @@ class Clerk:
         self.rest()
         self.members.tell(State.LEFT)
         self._greet()
+
+    def meet(self) -> None:
+        """Greet everybody: who can be reached answers."""
+        for other in self.unmet:
+            self._post(other, Hello(reply=True))
+
+    @property
+    def unmet(self) -> list[int]:
+        """The others that nothing was heard of yet."""
+        return [each for each in self.members.others(State.JOINING, State.HERE, State.DONE) if each not in self._heard]
 
     @property
     def idle(self) -> bool:
@@ -166,6 +179,7 @@ class Clerk:
         if isinstance(header.message, Answer) and self._proposed is not None and self._proposed[0] == sender:
             seconds = now - self._proposed[1]
         self.members.answered(sender, seconds)
+        self._heard.add(sender)
         self._dispatch(sender, header.message, letter.payload, now)
 
     def _dispatch(self, sender: int, message: Message | Errand, payload: Tensor | None, now: float) -> None:
@@ -186,8 +200,8 @@ class Clerk:
                 if self.finale is not None:
                     self._send(self.finale.receive(sender, message, payload, now))
                 elif isinstance(message, Fetch | Await):
-                    self._post(sender, Later(message.number))
-            case _:
+                    self._post(sender, Later(message.number, self._away))
+            case _ if self.finale is None:  # the final model is not changed any more
                 shown = self.board.lend() if self._open else None
                 model = None if shown is None else shown[: self._points.numel]
                 patience = self.members.patience(sender)
@@ -276,7 +290,7 @@ class Clerk:
         if self.gathering is None or message.number != self.gathering.number:
             return
         if isinstance(message, Later):
-            self.gathering.later(sender, now)
+            self.gathering.later(sender, now, message.away)
         elif payload is not None and payload.numel() == self.whole.bytes:
             self.gathering.take(sender, self.whole.unpack(payload)[0], message.weight)
 

@@ -18,6 +18,7 @@ from paceline.gossip.messages import Agreed, Await, Errand, Fetch, Got, Later, M
 __all__ = ["Finale", "Parcel", "Whole"]
 
 SILENT_TRIES = 1  # for those that have not answered lately: they may be back
+FIRST = 1 << 32  # number of a question: answers to earlier ones, of a consensus, are not taken for final models
 
 Parcel = tuple[int, Errand, Tensor | None]
 """To whom, what, and a payload."""
@@ -26,7 +27,9 @@ Parcel = tuple[int, Errand, Tensor | None]
 class Whole:
     """A model with all that belongs to it, as bytes: numbers, of which some are averaged in exchanges, and counters."""
 
-    def __init__(self, numel: int, counters: int) -> None:
+    def __init__(self, numel: int, counters: int, trained: int | None = None) -> None:
+        self.trained = numel if trained is None else trained
+        """How many of the numbers are averaged in exchanges: the first ones."""
         self.bytes = 4 * numel + counters
         self._split = [4 * numel, counters]
 
@@ -51,7 +54,7 @@ class Finale:
         self._lead = -1
         self._await: Question | None = None
         self._owed: dict[int, Question] = {}
-        self._number = 0
+        self._number = FIRST
         self.agreed: Tensor | None = None
         """The average, as a payload."""
         self.of: list[int] = []
@@ -113,7 +116,7 @@ class Finale:
             case Await():
                 return [(sender, Later(errand.number), None)]
             case Later() if self._gathering is not None and errand.number == self._gathering.number:
-                self._gathering.later(sender, now)
+                self._gathering.later(sender, now, errand.away)
             case Later() if self._await is not None and errand.number == self._number:
                 self._await.later(now)
             case Model() if self._gathering is not None and errand.number == self._gathering.number:
@@ -132,7 +135,9 @@ class Finale:
             self._gathering, self._await = None, Question(ALIVE, now + POLL)
             if lead == own.number:
                 how = self._number, own.number, self._numbers, own.examples
-                self._gathering, self._await = Gathering(*how, final=True, patience=self._patience), None
+                trained = self._whole.trained
+                self._gathering = Gathering(*how, final=True, patience=self._patience, trained=trained)
+                self._await = None
         if self._gathering is not None:
             for other in others:
                 tries = {"tries": SILENT_TRIES} if other in silent else {}
@@ -143,10 +148,11 @@ class Finale:
         parcels: list[Parcel] = [(member, question, None) for member, question in gathering.questions(now)]
         if not gathering.done:
             return parcels
-        self.agreed, self.of = self._whole.pack(gathering.mean(), self._counters), gathering.members
-        self._gathering = None
-        others = [n for n in self.of if n != self._members.own.number]
+        others = [n for n in gathering.members if n != self._members.own.number]
         self._owed = {n: Question(self._patience, now) for n in others}
+        # Last: another thread looks whether there is an average that is owed to nobody.
+        self._gathering, self.of = None, gathering.members
+        self.agreed = self._whole.pack(gathering.mean(), self._counters)
         return [*parcels, *self._remind(now)]
 
     def _remind(self, now: float) -> list[Parcel]:

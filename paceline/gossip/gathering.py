@@ -49,14 +49,17 @@ class Gathering:
     A member is asked first whether it lives, which a dead one does not keep anybody waiting for long with, then for its
     model, for which it has as long as ``patience``. ``number`` is that of the questions, ``final`` what is asked for.
     Differences to the own model are added up in double precision, so that the distances of the models from their mean,
-    which are small, do not drown in rounding.
+    which are small, do not drown in rounding. The first ``trained`` numbers must be finite, or a model does not count;
+    what else belongs to it may be anything (masks often are infinite).
     """
 
-    def __init__(self, number: int, member: int, own: Tensor, weight: int, *, final: bool, patience: float) -> None:
+    def __init__(
+        self, number: int, member: int, own: Tensor, weight: int, *, final: bool, patience: float, trained: int
+    ) -> None:
         self.number = number
-        self._final, self._patience = final, patience
-        sound = bool(own.isfinite().all())
-        self._own = own if sound else torch.zeros_like(own)
+        self._final, self._patience, self._trained = final, patience, trained
+        sound = self._is_sound(own)
+        self._own, self._shown = own if sound else torch.zeros_like(own), own
         self._weight = weight if sound else 0
         self._sum = torch.zeros(own.numel(), dtype=torch.float64)
         self._squares = 0.0
@@ -85,19 +88,29 @@ class Gathering:
 
     def take(self, member: int, model: Tensor, weight: int) -> None:
         """One has come; if it is not finite it does not count, or all would be spoilt."""
-        if self._asked.pop(member, None) is None or not model.isfinite().all():
-            return
-        away = model.double().sub_(self._own)
-        self._sum.add_(away, alpha=weight)
-        self._squares += weight * float(away @ away)
-        self._weight += weight
-        self.members = sorted([*self.members, member])
-
-    def later(self, member: int, now: float) -> None:
-        """One lives, or has no model to give yet."""
         if member not in self._asked:
             return
-        if member in self._alive:
+        if self._is_sound(model):
+            away = torch.where(model == self._own, 0.0, model.double() - self._own)  # infinities that are the same
+            self._sum.add_(away, alpha=weight)
+            self._squares += weight * float(away[: self._trained] @ away[: self._trained])
+            self._weight += weight
+            self.members = sorted([*self.members, member])
+        del self._asked[member]  # last: another thread looks whether all have come
+
+    def _is_sound(self, model: Tensor) -> bool:
+        return bool(model[: self._trained].isfinite().all())
+
+    def later(self, member: int, now: float, away: bool = False) -> None:
+        """One lives, or has no model to give yet; or it is ``away``, and will not have one.
+
+        Only a final model is waited for.
+        """
+        if member not in self._asked:
+            return
+        if away or (member in self._alive and not self._final):
+            del self._asked[member]
+        elif member in self._alive:
             self._asked[member].later(now)
         else:
             self._alive.add(member)
@@ -124,10 +137,12 @@ class Gathering:
         return sorted(self._asked)
 
     def mean(self) -> Tensor:
-        """The weighted average; models that nobody has trained yet are all the same."""
+        """The weighted average; models that nobody has trained yet are all the same. Of no sound model: the own one."""
+        if not self.members:
+            return self._shown.clone()
         return self._own.double().add_(self._sum, alpha=1 / max(self._weight, 1)).float()
 
     def distance(self) -> float:
         """How far the models are from it: the root of the weighted mean of the squares."""
-        weight = max(self._weight, 1)
-        return math.sqrt(max(0.0, self._squares / weight - float(self._sum @ self._sum) / weight**2))
+        weight, total = max(self._weight, 1), self._sum[: self._trained]
+        return math.sqrt(max(0.0, self._squares / weight - float(total @ total) / weight**2))

@@ -75,7 +75,7 @@ class Joining:
         if payload.numel() != self._whole.bytes:
             return
         numbers, counters = self._whole.unpack(payload)
-        if numbers.isfinite().all():
+        if numbers[: self._whole.trained].isfinite().all():
             self.model = numbers, counters
         else:
             self._refuse(None)

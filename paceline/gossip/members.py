@@ -84,8 +84,9 @@ class Patience:
         """How long to wait for the next."""
         usual = self.first
         if self.learnt:
-            middle = statistics.median(self._taken)
-            spread = statistics.median(abs(each - middle) for each in self._taken)
+            taken = list(self._taken)  # other threads ask, too
+            middle = statistics.median(taken)
+            spread = statistics.median(abs(each - middle) for each in taken)
             usual = max(3 * middle + 10 * spread, self.least)
         return self.longer(usual)
 
@@ -236,9 +237,19 @@ class Members:
         """That all members have used so far, as far as it was heard."""
         return max(self._told, sum(news.examples for news in self._known.values()))
 
+    @property
+    def elsewhere(self) -> int:
+        """Of these, all but those that this worker has used in this life."""
+        return self.examples - (self.own.examples - self._before)
+
+    @property
+    def addresses(self) -> set[str]:
+        """Where members listen that have not left."""
+        return {news.address for news in list(self._known.values()) if news.state is not State.LEFT}
+
     def others(self, *states: State) -> list[int]:
         """The other members that were last heard to be in one of these states."""
-        return sorted(n for n, news in self._known.items() if n != self.own.number and news.state in states)
+        return sorted(n for n, news in list(self._known.items()) if n != self.own.number and news.state in states)
 
     def news(self) -> list[News]:
         """What to say in a message: of this worker, and of some others, drawn at random."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 from torch import Tensor
 
 __all__ = [
@@ -110,7 +111,7 @@ class Model(msgspec.Struct, frozen=True, tag=True):
     """It is the payload."""
 
     number: int
-    weight: int
+    weight: Annotated[int, Meta(ge=0, lt=1 << 56)]
     """The examples that it stands for."""
 
 
@@ -118,6 +119,8 @@ class Later(msgspec.Struct, frozen=True, tag=True):
     """I am alive, but have nothing to give yet."""
 
     number: int
+    away: bool = False
+    """Nor will I have: my trainer has left its loop."""
 
 
 class Await(msgspec.Struct, frozen=True, tag=True):

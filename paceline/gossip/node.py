@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from paceline.errors import FleetError
 from paceline.gossip.clerk import Clerk
+from paceline.gossip.members import State
 from paceline.gossip.sockets import Sockets
 from paceline.gossip.wire import Card, decode, encode
 
@@ -130,9 +131,10 @@ class Node:
 
     def _look(self) -> None:
         members, counts = self.clerk.members, self.clerk.counts
-        others = members.examples - members.own.examples
-        self.sees = Sees(others, len(members.participants()), self.clerk.over)
+        self.sees = Sees(members.elsewhere, len(members.participants()), self.clerk.over)
         counts.strangers = self._sockets.strangers
+        if members.own.state is not State.JOINING:  # it talks to addresses of which it does not know whose they are
+            self._sockets.keep(members.addresses)
 
     def _post(self) -> None:
         clerk = self.clerk

@@ -40,7 +40,7 @@ __all__ = ["Peer"]
 ASKS = 4  # questions after a decision that has not come, each after the same time; then one is free for others
 SELDOM = 8  # times the patience between two questions after that
 UNSURE = 4  # exchanges whose decision may be open at once, beside the present one: each takes as much as a model
-REMEMBERED = 8  # decisions for each partner that it may still ask for
+REMEMBERED = 4096  # decisions for each partner that it may still ask for, a few numbers each
 
 
 @dataclass

@@ -93,6 +93,11 @@ class Sockets:
             return False
         return True
 
+    def keep(self, addresses: set[str]) -> None:
+        """Close the connections to all others, with what waits to be sent there."""
+        for address in [each for each in self._mouths if each not in addresses]:
+            self._mouths.pop(address).close(0)
+
     def close(self) -> None:
         """Let the last letters leave, not for long."""
         self._context.destroy(linger=GOODBYE)

@@ -86,8 +86,12 @@ def open_node(
 ) -> Node:
     """Come to a swarm that trains already, as member ``number`` in its ``life``; ``contacts`` are addresses in it."""
     sockets = Sockets(bind, secret.keys, _limit(shape))
-    members = Members(News(number, sockets.address, life, State.JOINING, 0), graph)
-    return _run(members, sockets, secret, shape, counters, blocking, contacts)
+    try:
+        members = Members(News(number, sockets.address, life, State.JOINING, 0), graph)
+        return _run(members, sockets, secret, shape, counters, blocking, contacts)
+    except BaseException:
+        sockets.close()
+        raise
 
 
 def _run(
@@ -99,7 +103,7 @@ def _run(
     blocking: bool,
     contacts: Sequence[str],
 ) -> Node:
-    whole = Whole(shape.numel + shape.more, shape.counters)
+    whole = Whole(shape.numel + shape.more, shape.counters, shape.numel)
     points, board = Points(shape.codec, shape.numel), Board(shape.numel, shape.more)
     points.prepare()
     now = time.monotonic()

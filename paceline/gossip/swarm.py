@@ -15,6 +15,9 @@ from paceline.gossip.node import Node
 
 __all__ = ["Swarm"]
 
+REACHED = 60.0  # seconds in which all who begin together must have heard of each other
+SETTLED = 30.0  # seconds for an exchange to end before the final model is shown
+
 
 class Swarm:
     """One worker's part in it; ``deadline`` bounds, in seconds, the waits that there are: at the end, or if asked for.
@@ -40,6 +43,18 @@ class Swarm:
     def over(self) -> bool:
         """Whether somebody has come to the end."""
         return self._node.sees.over
+
+    def meet(self) -> None:
+        """Hear of all the others, before everybody is on its own: who cannot be reached is an error now."""
+        self._node.do(Clerk.meet)
+        self._node.wait(
+            lambda clerk: not clerk.unmet,
+            min(self._deadline, REACHED),
+            lambda clerk: (
+                f"an answer of {', '.join(f'member {n} at {clerk.members.address(n)}' for n in clerk.unmet)}; "
+                "give Gossip(bind=) an address of each machine that the others can reach"
+            ),
+        )
 
     def begin(self) -> None:
         """The model is one of the swarm; from now on others may average with it."""
@@ -88,8 +103,8 @@ class Swarm:
         self._node.do(lambda clerk: clerk.tell(total))
         self._node.do(Clerk.end)
         heard = self._node.mark()
-        # Longer than an exchange takes: one that has not ended by then has lost its partner, and moves nobody here.
-        self._node.wait_for(lambda clerk: heard() and clerk.idle, self._node.clerk.members.usual_patience)
+        # One that has not ended by then has lost its partner, and moves nobody here.
+        self._node.wait_for(lambda clerk: heard() and clerk.idle, min(self._deadline / 2, SETTLED))
         self._correct()
         self._show()
         numbers = torch.empty(self._layout.numel + self._layout.more)

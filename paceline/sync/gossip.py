@@ -85,11 +85,10 @@ class Gossip:
             raise SettingError(f"graph ({graph!r}) must be a graph, such as gossip.Complete() or gossip.Ring()")
         check_bind(bind)
         self.bytes_sent = 0
-        self._rank = 0
-        self._serves = False
+        self._rank, self._serves = 0, False
         self._swarm: Swarm | None = None
         self._pending: tuple[Plan, Note] | None = None
-        self._others = 0
+        self._others, self._remarks = 0, list[str]()
 
     def __repr__(self) -> str:  # without where it listens, which is not the same on all workers
         told = [repr(self.every), f"graph={self.graph!r}", f"codec={self.codec!r}"]
@@ -142,9 +141,11 @@ class Gossip:
         layout, counters = self._layout, self._layout.counters()
         shape = Shape(layout.numel, layout.more, counters.numel(), replica.shape(), self.codec)
         self._swarm, self._serves = Swarm(self._start(fleet, shape, counters), layout, fleet.deadline), True
+        self._remarks = (
+            [f"{self.codec!r} is computed by {self.codec.kernel}"] if isinstance(self.codec, Lattice) else []
+        )
         try:
-            if self._invited is not None:
-                self._swarm.join()
+            self._swarm.meet() if self._invited is None else self._swarm.join()
             fleet.disband()
         except BaseException:
             self.detach()
@@ -157,8 +158,12 @@ class Gossip:
             return open_node(*who, contacts=self._invited.addresses, blocking=self.blocking, bind=self.bind)
         who_begins = fleet, shape, counters, self.graph
         node, invitation = start(*who_begins, blocking=self.blocking, bind=self.bind, plain=self.plain)
-        if self.invitation is not None:
-            invite(self.invitation, invitation)
+        try:
+            if self.invitation is not None:
+                invite(self.invitation, invitation)
+        except BaseException:
+            node.close()
+            raise
         return node
 
     def detach(self) -> None:
@@ -250,6 +255,11 @@ class Gossip:
         event = self.swarm.event(step)
         self.bytes_sent = event.bytes_sent
         return [event]
+
+    def remarks(self) -> list[str]:
+        """What was noticed since the last time: at the beginning, which kernel encodes."""
+        said, self._remarks = self._remarks, []
+        return said
 
     def finish(self) -> None:
         """All together have reached the goal, or one was told to stop: the models of those alive become one."""

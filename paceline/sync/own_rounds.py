@@ -28,7 +28,7 @@ class Geometric:
         if self.mean == 1:
             return 1
         # The inverse of P(H > h) = (1 - 1 / mean)^h; 1 - random() is never 0.
-        return 1 + int(math.log(1 - chance.random()) / math.log(1 - 1 / self.mean))
+        return 1 + int(math.log(1 - chance.random()) / math.log1p(-1 / self.mean))
 
 
 def as_own(every: Every | Geometric | int) -> Every | Geometric:

@@ -103,15 +103,16 @@ def noise(node: Node, secret: Secret, count: int) -> None:
         for at in range(count):
             size = int(torch.randint(1, 400, (1,), generator=generator))
             raw = torch.randint(256, (size,), generator=generator).byte().numpy().tobytes()
-            header = encode(card, own, 0, [], messages[at % len(messages)])
+            header = encode(card, own, 0, [own], messages[at % len(messages)])
             broken = bytearray(header)
             broken[size % len(header)] ^= 1 + at % 255
             while not mouth.send(node.clerk.members.own.address, [(raw, header, bytes(broken))[at % 3], raw]):
                 time.sleep(0.001)
-        last = encode(card, own, 0, [own], Hello(reply=False))
+        later = News(9, "tcp://127.0.0.1:9", 1, State.LEFT, 0)
+        last = encode(card, later, 0, [later], Hello(reply=False))
         while not mouth.send(node.clerk.members.own.address, [last]):
             time.sleep(0.001)
-        node.wait(lambda clerk: clerk.members.life(9) == 0, 30.0, lambda _: "the last letter")
+        node.wait(lambda clerk: clerk.members.life(9) == 1, 30.0, lambda _: "the last letter")
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 import time
 from typing import Any
@@ -16,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
 from paceline import gossip, sync
-from paceline.events import Ended, Event, Gossiped, StepDone
+from paceline.events import Ended, Event, Gossiped, Remark, StepDone
+from paceline.gossip.sockets import Sockets
 from paceline.records import Progress
 from paceline.sync.own_rounds import OwnRounds
 from tests.pool import Pool, RemoteError
@@ -204,6 +206,8 @@ def test_all_come_to_the_end_with_the_same_model(pool: Pool, kind: str, size: in
     assert {event.bits for event in seen if event.bits} <= {4.0, 8.0, 16.0, 32.0} or kind in ("steps", "seconds")
     assert max(event.members for event in seen) == size
     assert any(event.distance for event in seen)
+    told = [event.text for event in events if isinstance(event, Remark)]
+    assert [one.endswith("is computed by numba") for one in told] == ([] if kind == "by chance" else [True])
     ended = events[-1]
     assert isinstance(ended, Ended)
     assert ended.reason == "stopped"
@@ -334,3 +338,70 @@ def thawed() -> None:
 def test_what_is_thawed_later_is_refused(pool: Pool) -> None:
     found = [outcome for outcome in pool.outcomes(2, thawed) if isinstance(outcome, RemoteError)]
     assert any("0.weight was frozen when the run began, and is trained now" in outcome.text for outcome in found)
+
+
+def one_breaks() -> str:
+    """Rank 1 leaves its loop, and stays in the run for as long as the others train."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pl.Run(model, optimizer, data(160), batch=12, sync=sync.Gossip(2), deadline=20.0) as run:
+        for step in run.steps(steps=40):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            time.sleep(0.01)
+            if run.fleet.rank == 1 and step.index == 4:
+                break
+        if run.fleet.rank == 1:
+            time.sleep(6.0)
+        return run.replica.digest()
+
+
+def test_who_leaves_its_loop_is_not_waited_for_at_the_end(pool: Pool) -> None:
+    first, second, third = pool.run(3, one_breaks)
+    assert first == third  # without an error that the final model of the other did not come
+    assert second != first
+
+
+def masked() -> tuple[float, float, bool]:
+    """A model with a mask, as transformers have it."""
+    model = mlp()
+    mask = torch.full((3, 3), -torch.inf).triu(1)
+    model.register_buffer("mask", mask)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pl.Run(model, optimizer, data(160), batch=8, sync=sync.Gossip(2), deadline=20.0) as run:
+        for step in run.steps(steps=10):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            if step.index == 5:
+                with run.consensus():
+                    middle = float(flat(model).abs().sum())
+    return middle, float(flat(model).abs().sum()), torch.equal(model.get_buffer("mask"), mask)
+
+
+def test_an_infinite_buffer_does_not_spoil_the_model(pool: Pool) -> None:
+    for middle, end, kept in pool.run(2, masked):
+        assert middle > 1
+        assert end > 1
+        assert kept
+
+
+def cannot_be_reached() -> None:
+    """Rank 1 says that it listens where nobody does."""
+    if os.environ["RANK"] == "1":
+        usual = Sockets._bind
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Sockets, "_bind", lambda self, host, port: (usual(self, host, port), "tcp://127.0.0.1:9")[1])
+            make(sync.Gossip(2), deadline=3.0).close()
+    else:
+        make(sync.Gossip(2), deadline=3.0).close()
+
+
+def test_who_cannot_be_reached_is_an_error_before_the_training(pool: Pool) -> None:
+    says = r"member 1 waited 3 s for an answer of member 0 at tcp://127\.0\.0\.1:\d+; give Gossip\(bind=\) an address"
+    for outcome in pool.outcomes(2, cannot_be_reached):
+        assert isinstance(outcome, RemoteError)
+        assert re.search(says, outcome.text), outcome.text
