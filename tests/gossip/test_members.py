@@ -184,3 +184,18 @@ def test_patience_is_learnt() -> None:
     assert patience.seconds == patience.most
     patience.took(0.001)
     assert patience.seconds == patience.least
+
+
+def test_what_was_used_in_an_earlier_life_is_not_forgotten() -> None:
+    """The trainer counts what it uses in this life; all the rest must come from here."""
+    members = Members(news(0, life=2, state=State.JOINING), Complete())
+    members.hear([news(1, examples=6000), news(0, life=1, examples=5000)])
+    members.tell(State.HERE, examples=10)
+    assert members.examples == 11_010
+    assert members.elsewhere == 11_000
+
+
+def test_where_members_listen_that_have_not_left() -> None:
+    members = five()
+    members.hear([news(3, state=State.LEFT)])
+    assert members.addresses == {f"tcp://host-{number}" for number in (0, 1, 2, 4)}

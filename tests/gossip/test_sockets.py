@@ -130,3 +130,16 @@ def test_keys_stay_out_of_logs() -> None:
     own = keys()
     assert own.secret not in repr(own)
     assert own.public not in repr(make_secret(plain=False))
+
+
+def test_what_waits_for_an_old_address_is_dropped(ours: tuple[Sockets, Keys]) -> None:
+    ears, own = ours
+    nobody = f"tcp://{HOST}:9"
+    with closing(Sockets(HOST, own, 10_000)) as mouth:
+        for address in (nobody, ears.address):
+            assert mouth.send(address, [b"first"])
+        mouth.keep({ears.address})
+        assert list(mouth._mouths) == [ears.address]
+        assert hear(ears, 10.0) == [[b"first"]]  # the others are not touched
+        for _ in range(WAITING):
+            assert mouth.send(nobody, [b"again"])  # nothing waits there any more
