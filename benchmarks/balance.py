@@ -4,7 +4,8 @@ Workers of the lab train the small ResNet on CIFAR-10 (or another task) for some
 1, 0.5 and 0.25 cores. ``disturbed``: three equal workers, of which one has half of its processor for 30 seconds.
 ``even``: two equal workers, where there is nothing to gain. Before and after each training all workers train alone at
 the same time, without any communication: efficiency is examples per second over the sum of theirs. The machine itself
-changes its speed within minutes, so the efficiency that the run records, from the same seconds, is shown beside it.
+changes its speed within minutes, so the efficiency that the run records, from the same seconds, is shown beside it, and
+the waiting that the shares that suit best in hindsight would have had.
 Needs what ``paceline lab`` needs, and ``PACELINE_DATA``.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -131,9 +133,29 @@ def look_at(steps: Sequence[StepDone], possible: float) -> dict[str, Any]:
         "efficiency": round(speed / possible, 3),
         "recorded_efficiency": round(sum(each * t for each, t in known) / sum(t for _, t in known), 3),
         "waiting": [round(sum(step.wait_seconds[rank] for step in steps) / seconds, 3) for rank in workers],
+        "waiting_in_hindsight": [round(each, 3) for each in hindsight(steps)],
         "shares": [round(steps[-1].counts[rank] / steps[-1].steps, 1) for rank in workers],
         "seconds": round(seconds, 1),
     }
+
+
+def hindsight(steps: Sequence[StepDone]) -> list[float]:
+    """The part of the time that each worker would have waited with the shares that suit the whole stretch on average.
+
+    What is left then is that speeds go up and down from one exchange to the next, which no share can foresee.
+    """
+    each = [
+        [
+            (step.seconds - step.communicate_seconds - wait) / count
+            for wait, count in zip(step.wait_seconds, step.counts, strict=True)
+        ]
+        for step in steps
+        if min(step.counts)
+    ]
+    means = [statistics.fmean(column) for column in zip(*each, strict=True)]
+    took = [[seconds / mean for seconds, mean in zip(row, means, strict=True)] for row in each]
+    whole = sum(map(max, took))
+    return [1 - sum(column) / whole for column in zip(*took, strict=True)]
 
 
 def stretches(name: str, look: int, steps: list[StepDone], began: float) -> dict[str, tuple[list[StepDone], float]]:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.balance.even import Even
-from paceline.balance.solver import Speed, equal_finish, finish, makespan
+from paceline.balance.solver import Speed, equal_finish, finish, longest_wait, makespan, reach
 from paceline.balance.speed import SpeedModel, typical
 from paceline.errors import SettingError
 from paceline.records import Note, Round
@@ -17,6 +17,7 @@ from paceline.records import Note, Round
 __all__ = ["BySpeed"]
 
 NOISE = 3.0  # standard errors of a speed that a gain must exceed
+PATIENT = 2.0  # times the dead band that one worker may wait
 MOST_SAMPLES = 256  # that a look rests on: they are in checkpoints
 
 
@@ -26,16 +27,16 @@ class BySpeed:
 
     Args:
         every: steps from one look at the speeds to the next; None for one look after every epoch.
-        dead_band: shares change only if the step is predicted to become shorter by more than this part, and by more
-            than the noise; with 0, for any gain.
+        dead_band: shares change only if the step is predicted to become shorter by more than this part, or the longest
+            wait by more than twice this part of the step, and by more than the noise; with 0, for any gain.
         change: the largest factor by which one look changes a share; 1.5 is half more. One example is always allowed.
         least: the smallest share of a worker.
         most: the largest share of each worker, where memory is short; one number for all, or one for each. What a
             worker has found out by running out of memory (``step.attempt``) counts, too.
         multiple: shares are multiples of it, but for one worker's: of the micro-batch, say.
         affine: fit the part of a step that does not depend on the share; otherwise time is taken as proportional to it.
-        memory: looks over which a speed is averaged, as long as neither it nor the share jumps by a quarter or more; 1
-            for the last alone.
+        memory: looks over which a speed is averaged, as long as neither it nor anybody's share jumps by a quarter or
+            more; 1 for the last alone.
         leave_out: give nothing to a worker that costs more time than it saves; otherwise that is only recorded. In
             rounds of seconds nobody waits for it, and it goes on with single examples.
     """
@@ -173,9 +174,11 @@ class BySpeed:
         self._samples, self._steps, self._batch, self._looked = [[] for _ in found], 0, 0, batch
         if 2 * batch < before:  # the end of an epoch; if batches are smaller from now on, the next look will see it
             return
+        # What a worker was seen to do while others waited is not what it does beside them, if they share a machine.
+        anew = any(model.moved(seen) for model, seen in zip(self._models, found, strict=True))
         for model, seen in zip(self._models, found, strict=True):
             if seen is not None:
-                model.add(seen.examples, seen.seconds, batch / len(self._models), seen.error)
+                model.add(seen, batch / len(self._models), anew)
         # What could be noise is no reason to change anything.
         noise = NOISE * max(model.error for model in self._models) if self.dead_band else 0.0
         band = min(max(self.dead_band, noise), 0.9)
@@ -198,7 +201,10 @@ class BySpeed:
             # So that noise does not lead shares astray where they hardly matter.
             self._speeds = []
             return
-        if (out and any(present[rank] for rank in self._burdens)) or then < now * (1 - band):
+        # Whoever is slow adds little to the whole, and may wait long for little.
+        relief = longest_wait(known, present) - longest_wait(known, wanted)
+        worthwhile = then < now * (1 - band) or (then < now and relief > PATIENT * band)
+        if worthwhile or (out and any(present[rank] for rank in self._burdens)):
             bounded = self._bounded(batch, known, caps, present)
             # What cannot be had at once is a plan of its own: shares in this proportion, until the next look.
             self._speeds = known if bounded == wanted else [Speed(0.0, 1 / max(share, 0.5)) for share in bounded]
@@ -207,11 +213,7 @@ class BySpeed:
         """The best shares that are not too far from the present ones."""
         out = self._out(len(speeds))
         floors = self._floors(caps)
-        # One piece must be able to go or come, even if that is more than the factor allows.
-        fewer = [
-            min(math.ceil(old / self.change / self.multiple) * self.multiple, old - self.multiple) for old in present
-        ]
-        more = [max(int(min(max(old, 1) * self.change, batch)), old + self.multiple) for old in present]
+        fewer, more = reach(present, self.change, self.multiple, batch)
         upper = [0 if rank in out else min(cap, high) for rank, (cap, high) in enumerate(zip(caps, more, strict=True))]
         lower = [min(max(floor, low, 0), high) for floor, low, high in zip(floors, fewer, upper, strict=True)]
         if not sum(lower) <= batch <= sum(upper):  # then some must change by more than they may

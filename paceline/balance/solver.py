@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.errors import SettingError
 
-__all__ = ["Speed", "equal_finish", "finish", "makespan"]
+__all__ = ["Speed", "equal_finish", "finish", "longest_wait", "makespan", "reach"]
 
 
 class Speed(NamedTuple):
@@ -26,6 +27,22 @@ def finish(speed: Speed, examples: float) -> float:
 def makespan(speeds: Sequence[Speed], shares: Sequence[float]) -> float:
     """Seconds until the last worker has finished."""
     return max(finish(speed, share) for speed, share in zip(speeds, shares, strict=True))
+
+
+def longest_wait(speeds: Sequence[Speed], shares: Sequence[float]) -> float:
+    """The part of the step that whoever finishes first waits for the last; who has nothing to do does not count."""
+    times = [finish(speed, share) for speed, share in zip(speeds, shares, strict=True) if share]
+    return 1 - min(times) / max(times) if times else 0.0
+
+
+def reach(shares: Sequence[int], change: float, multiple: int, batch: int) -> tuple[list[int], list[int]]:
+    """The smallest and the largest share of each worker that a change by this factor allows.
+
+    One piece may always go or come, even if that is more than the factor allows.
+    """
+    fewer = [min(math.ceil(old / change / multiple) * multiple, old - multiple) for old in shares]
+    more = [max(int(min(max(old, 1) * change, batch)), old + multiple) for old in shares]
+    return fewer, more
 
 
 def equal_finish(

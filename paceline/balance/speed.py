@@ -15,6 +15,7 @@ OUTLIER = 2.0  # times the median seconds for an example, up or down
 DIFFERENT = 0.05  # sizes that differ by less, as a part of them, say nothing about what an example takes
 JUMP = 0.25  # by what part a speed must change at once to be another one, or a share to tell of another one
 DRIFT = 0.03  # by what part a speed changes from look to look without a reason
+COMPANY = 0.15  # and if others have more or less to do than before, and may share the machine
 FORGET = 0.9  # what an older pair of sizes counts against a newer one
 DOUBT = 2.0  # how much pairs must say, as (x / error)², to outweigh that time is proportional to examples
 MOST_WORTH = 31.0  # usual shares that the fixed part of a step may be worth: with more, no share would help
@@ -64,15 +65,15 @@ class SpeedModel:
     """Seconds of a step of n examples: c (r + n), with the fixed part counted in examples, r = a / c.
 
     c is the mean over the last ``memory`` looks, so that noise does not move shares, unless it jumps: then what was
-    before is forgotten, and a worker that has become slower is known at once. Nor does it count what was seen with
-    another share: workers of one machine are faster while others have nothing to do. r comes from how much longer the
-    steps of neighbouring plans took that had more examples, where that says more than noise; until then time is taken
-    as proportional to examples. A worker that slows down keeps its r.
+    before is forgotten, and a worker that has become slower is known at once. Nor does it count what was seen while
+    anybody had another share: workers of one machine are faster while others have nothing to do. r comes from how much
+    longer the steps of neighbouring plans took that had more examples, where that says more than noise; until then time
+    is taken as proportional to examples. A worker that slows down keeps its r.
     """
 
     def __init__(self, affine: bool = True, memory: int = 5) -> None:
         self._affine, self._memory = affine, memory
-        self._looks: list[tuple[float, float, float]] = []
+        self._looks: list[Typical] = []
         self._sums = Sums()
         self._worth = 0.0
 
@@ -87,27 +88,30 @@ class SpeedModel:
     @property
     def error(self) -> float:
         """Standard error of the present speed, as a part of it."""
-        return math.hypot(*(look[2] for look in self._looks)) / max(len(self._looks), 1)
+        return math.hypot(*(look.error for look in self._looks)) / max(len(self._looks), 1)
 
-    def add(self, examples: float, seconds: float, usual: float, error: float = 0.0) -> None:
-        """Learn from the steps of one plan, and the standard ``error`` of the seconds, as a part of them.
+    def moved(self, seen: Typical | None) -> bool:
+        """Whether this share is another one than in the look before."""
+        return seen is not None and bool(self._looks) and not _alike(seen, self._looks[-1])
+
+    def add(self, seen: Typical, usual: float, anew: bool = False) -> None:
+        """Learn from the steps of one plan; ``anew`` if what was seen before was seen under other conditions.
 
         ``usual`` is what an average worker has to do.
         """
-        new = examples, seconds, error
         if self._looks and self._affine:
-            self._compare(self._looks[-1], new, MOST_WORTH * usual)
-        level = self._level(new)
-        alike = [look for look in self._looks if abs(math.log(examples / look[0])) < JUMP]
-        jumped = alike and abs(level - statistics.fmean(map(self._level, alike))) > JUMP
-        self._looks = [new] if jumped else [*alike, new][-self._memory :]
+            self._compare(self._looks[-1], seen, COMPANY if anew else DRIFT, MOST_WORTH * usual)
+        before = [] if anew else [look for look in self._looks if _alike(look, seen)]
+        jumped = before and abs(self._level(seen) - statistics.fmean(map(self._level, before))) > JUMP
+        self._looks = [seen] if jumped else [*before, seen][-self._memory :]
 
-    def _compare(self, old: tuple[float, float, float], new: tuple[float, float, float], most: float) -> None:
-        more, longer = math.log(new[0] / old[0]), math.log(new[1] / old[1])
+    def _compare(self, old: Typical, new: Typical, drift: float, most: float) -> None:
+        more, longer = math.log(new.examples / old.examples), math.log(new.seconds / old.seconds)
         if abs(more) < DIFFERENT or not min(more, 0.0) - JUMP <= longer <= max(more, 0.0) + JUMP:
             return  # too near to tell anything, or another speed altogether
-        weight = 1.0 / (old[2] ** 2 + new[2] ** 2 + DRIFT**2)
-        found = weight * more * more, weight * more * longer, *(weight * math.log(n) for n in sorted((old[0], new[0])))
+        weight = 1.0 / (old.error**2 + new.error**2 + drift**2)
+        sizes = sorted((old.examples, new.examples))
+        found = weight * more * more, weight * more * longer, *(weight * math.log(n) for n in sizes)
         self._sums = sums = Sums(
             *(FORGET * before + now for before, now in zip(self._sums, (weight, *found), strict=True))
         )
@@ -115,17 +119,22 @@ class SpeedModel:
         low, high = math.exp(sums.low / sums.weight), math.exp(sums.high / sums.weight)
         self._worth = worth_of(slope, low, high, most)
 
-    def _level(self, look: tuple[float, float, float]) -> float:
-        return math.log(look[1] / (self._worth + look[0]))
+    def _level(self, look: Typical) -> float:
+        return math.log(look.seconds / (self._worth + look.examples))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"looks": self._looks, "sums": tuple(self._sums), "worth": self._worth}
+        return {"looks": [tuple(look) for look in self._looks], "sums": tuple(self._sums), "worth": self._worth}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._looks = [(examples, seconds, error) for examples, seconds, error in state["looks"]]
+        self._looks = [Typical(*look) for look in state["looks"]]
         self._sums, self._worth = Sums(*state["sums"]), state["worth"] if self._affine else 0.0
+
+
+def _alike(one: Typical, other: Typical) -> bool:
+    """Whether two looks were at about the same share."""
+    return abs(math.log(one.examples / other.examples)) < JUMP
 
 
 class Sums(NamedTuple):

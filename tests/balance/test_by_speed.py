@@ -12,8 +12,8 @@ import pytest
 
 import paceline as pl
 from paceline.balance import BySpeed, Even, Fixed
-from paceline.balance.solver import Speed, finish, makespan
-from paceline.balance.speed import SpeedModel, typical, worth_of
+from paceline.balance.solver import Speed, finish, longest_wait, makespan
+from paceline.balance.speed import SpeedModel, Typical, typical, worth_of
 from paceline.records import Note, Plan, Round
 
 
@@ -62,12 +62,14 @@ def test_proportional_workers_are_balanced_with_the_first_plan() -> None:
 
 
 @pytest.mark.parametrize("fixed", [0.1, 0.3, 0.6])
-def test_fixed_time_is_learnt_with_the_second_plan(fixed: float) -> None:
+def test_fixed_time_is_learnt_with_the_second_plan_and_the_third(fixed: float) -> None:
     whole = 512 / 3
     speeds = [Speed(fixed * whole * c, (1 - fixed) * c) for c in (1.0, 1.5, 2.0)]
     shares = simulate(BySpeed(every=5, change=10.0, dead_band=0.0), lambda step: speeds, 30)
-    assert idle(speeds, shares[10]) < 0.01
-    assert idle(speeds, shares[-1]) < 0.015  # the doubt whether it is not noise costs a little
+    before, after, later = (idle(speeds, shares[step]) for step in (5, 10, 15))
+    assert after < before / 2  # the doubt whether others have disturbed it costs a little
+    assert later < 0.01
+    assert idle(speeds, shares[-1]) < 0.01
 
 
 def test_a_share_changes_by_no_more_than_it_may() -> None:
@@ -94,6 +96,31 @@ def test_noise_on_an_even_cluster_changes_next_to_nothing() -> None:
     for each in shares:
         assert max(each) <= 128 * 1.05
         assert min(each) >= 128 * 0.95
+
+
+def test_who_adds_little_does_not_wait_long_either() -> None:
+    """The slowest of three becomes faster by a ninth, which makes the step shorter by less than the dead band."""
+    faster = [*UNEVEN[:2], Speed(0.0, 3.6)]
+
+    def workers(step: int) -> list[Speed]:
+        return UNEVEN if step < 20 else faster
+
+    shares = simulate(BySpeed(every=5), workers, 60)
+    assert makespan(faster, [287, 144, 81]) > 0.98 * makespan(faster, shares[20])
+    assert longest_wait(faster, shares[20]) > 0.09
+    assert longest_wait(faster, shares[-1]) < 0.04
+
+
+def test_what_was_seen_while_others_waited_does_not_count_any_more() -> None:
+    """The second of three on one machine becomes slower as soon as the others have enough to do."""
+    beside = [UNEVEN[0], Speed(0.0, 2.3), UNEVEN[2]]
+
+    def workers(step: int) -> list[Speed]:
+        return UNEVEN if step < 5 else beside
+
+    shares = simulate(BySpeed(every=5, change=10.0), workers, 11, batch=448)
+    assert shares[5] == [256, 128, 64]
+    assert longest_wait(beside, shares[10]) < 0.05  # two plans
 
 
 def test_outliers_do_not_count() -> None:
@@ -137,7 +164,7 @@ def test_a_model_is_proportional_until_two_sizes_were_seen() -> None:
     def after(*looks: tuple[float, float]) -> Speed:
         model = SpeedModel()
         for examples, seconds in looks:
-            model.add(examples, seconds, usual=100)
+            model.add(Typical(examples, seconds, 0.0), usual=100)
         assert model.speed is not None
         return model.speed
 
@@ -151,15 +178,15 @@ def test_a_model_is_proportional_until_two_sizes_were_seen() -> None:
 def test_a_speed_is_a_mean_until_it_jumps() -> None:
     model = SpeedModel(memory=3)
     for seconds in (9.0, 1.0, 1.1, 0.9, 1.0):
-        model.add(100, seconds, usual=100)
+        model.add(Typical(100, seconds, 0.0), usual=100)
     assert model.speed == pytest.approx((0.0, 0.01 * (1.1 * 0.9) ** (1 / 3)))  # of the last three
-    model.add(100, 2.0, usual=100)
+    model.add(Typical(100, 2.0, 0.0), usual=100)
     assert model.speed == pytest.approx((0.0, 0.02))  # at once
-    model.add(100, 2.2, usual=100)
+    model.add(Typical(100, 2.2, 0.0), usual=100)
     assert model.speed == pytest.approx((0.0, 0.01 * math.sqrt(2.0 * 2.2)))
     last = SpeedModel(memory=1)
     for seconds in (1.0, 1.1):
-        last.add(100, seconds, usual=100)
+        last.add(Typical(100, seconds, 0.0), usual=100)
     assert last.speed == pytest.approx((0.0, 0.011))
 
 
@@ -426,7 +453,7 @@ def test_as_published_every_second_of_an_epoch_counts() -> None:
 def test_what_is_proportional_forgets_the_fixed_part_of_a_checkpoint() -> None:
     learnt, proportional = SpeedModel(), SpeedModel(affine=False)
     for examples in (16, 32, 64, 32, 16):
-        learnt.add(examples, 20.0 + examples, usual=32)
+        learnt.add(Typical(examples, 20.0 + examples, 0.0), usual=32)
     assert learnt.speed is not None
     assert learnt.speed.fixed > 10
     proportional.load_state_dict(learnt.state_dict())

@@ -39,6 +39,8 @@ def test_a_stretch_of_steps() -> None:
         "efficiency": 0.9,  # 180 examples in 4 seconds
         "recorded_efficiency": 0.9,
         "waiting": [0.1, 0.0],
+        # Of their mean times the two took 4/9 and 14/9, and 1/2 and 3/2.
+        "waiting_in_hindsight": [0.027, 0.027],
         "shares": [60.0, 30.0],
         "seconds": 4.0,
     }
