@@ -14,21 +14,26 @@ import paceline as pl
 from benchmarks.training import Roles, compare, momentum
 from paceline.roles import Sync
 
-METHODS: dict[str, Callable[[], Sync]] = {
-    "all-reduce": lambda: pl.sync.AllReduce(),
-    "H = 4": lambda: pl.sync.LocalSGD(4),
-    "H = 16": lambda: pl.sync.LocalSGD(16),
-    "H = 16, 8 bit": lambda: pl.sync.LocalSGD(16, codec=pl.codec.Uniform8()),
-    "H = 16, half": lambda: pl.sync.LocalSGD(16, codec=pl.codec.Half()),
-    "H = 16, overlap 8": lambda: pl.sync.LocalSGD(16, overlap=8),
-    "all-reduce, half": lambda: pl.sync.AllReduce(codec=pl.codec.Half()),
+METHODS: dict[str, Callable[[int], Sync]] = {
+    "all-reduce": lambda steps: pl.sync.AllReduce(),
+    "H = 4": lambda steps: pl.sync.LocalSGD(4),
+    "H = 16": lambda steps: pl.sync.LocalSGD(16),
+    "H = 4 in the second half": lambda steps: pl.sync.LocalSGD(pl.sync.PostLocal(steps // 2, 4)),
+    "H = 16 in the second half": lambda steps: pl.sync.LocalSGD(pl.sync.PostLocal(steps // 2, 16)),
+    "H = 16, averaged momentum": lambda steps: pl.sync.LocalSGD(16, optimizer_state=pl.sync.Average()),
+    "H = 16, 8 bit": lambda steps: pl.sync.LocalSGD(16, codec=pl.codec.Uniform8()),
+    "H = 16, half": lambda steps: pl.sync.LocalSGD(16, codec=pl.codec.Half()),
+    "H = 16, overlap 8": lambda steps: pl.sync.LocalSGD(16, overlap=8),
+    "all-reduce, half": lambda steps: pl.sync.AllReduce(codec=pl.codec.Half()),
 }
+"""What is made for so many steps."""
 USUAL = ["all-reduce", "H = 4", "H = 16", "H = 16, 8 bit"]
 
 
 def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
     """SGD with momentum and a fixed batch."""
-    return Roles(momentum(options, model), options["batch"], METHODS[method]())
+    steps = options["total"] // options["batch"]
+    return Roles(momentum(options, model), options["batch"], METHODS[method](steps))
 
 
 if __name__ == "__main__":

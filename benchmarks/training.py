@@ -47,7 +47,10 @@ class Roles(NamedTuple):
 
 
 Make = Callable[[str, dict[str, Any], nn.Module], Roles]
-"""``make(method, options, model)``; a function of a module, so that worker processes find it."""
+"""``make(method, options, model)``; a function of a module, so that worker processes find it.
+
+``options["total"]`` are the examples of the whole training.
+"""
 
 
 def momentum(options: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
@@ -66,11 +69,11 @@ def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str
     model = task.model(options["model"], seed=seed)
     # Convolutions take three quarters of the time on processors.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch documents
-    roles = make(method, options, model)
     dataset: Dataset[Any] = task.train
     if options["limit"]:
         dataset = Subset(dataset, range(options["limit"]))
     total = options["epochs"] * (options["limit"] or len(task.train))
+    roles = make(method, {**options, "total": total}, model)
     looks = Looks(options)
     sent = rounds = 0
     began = time.perf_counter()
