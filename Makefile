@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Most tests wait for processes of their own most of the time.
+TOGETHER := --numprocesses 3 --dist loadgroup
 
 .PHONY: demo test test-all check bench clean
 
@@ -10,10 +12,10 @@ demo: $(READY)
 	$(BIN)/paceline demo
 
 test: $(READY) check
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" $(TOGETHER)
 
 test-all: $(READY) check
-	$(BIN)/pytest
+	$(BIN)/pytest $(TOGETHER)
 
 check: $(READY)
 	$(BIN)/ruff check .
