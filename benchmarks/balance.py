@@ -28,6 +28,7 @@ from torch.utils.data import Subset
 
 import paceline as pl
 from benchmarks import bench
+from benchmarks.chart import Span, chart
 from paceline import record, tasks
 from paceline.events import StepDone
 from paceline.lab import Cluster, Lab, Link, run_workers
@@ -173,6 +174,22 @@ def stretches(name: str, look: int, steps: list[StepDone], began: float) -> dict
     return found
 
 
+def picture(name: str, method: str, steps: Sequence[StepDone], began: float) -> str:
+    """The shares of all workers over the seconds of a training, as SVG."""
+    start = steps[0].time - steps[0].seconds
+    workers = cluster(name).workers
+    lines = {
+        f"{rank}: {workers[rank].cpu:g} cores": [
+            (step.time - step.seconds - start, step.counts[rank] / step.steps) for step in steps
+        ]
+        for rank in range(len(steps[0].counts))
+    }
+    away = began - start
+    slow = Span(DISTURBED + away, UNDISTURBED + away, "worker 0 has half of its processor")
+    spans = [slow] if name == "disturbed" else []
+    return chart(f"Examples of each worker in a step ({method})", "seconds", lines, spans)
+
+
 def alone(options: argparse.Namespace) -> list[float]:
     """The examples per second of every worker when each trains for itself."""
     found = [round(each, 1) for each in train("alone", options.alone, options)[1]]
@@ -196,6 +213,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--alone", type=float, default=20.0, help="seconds of training alone before and after each")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--pictures", type=Path, help="folder for a picture of the shares of each training")
     options = parser.parse_args()
     if options.worker:
         worker(options.methods[0], options.worker, options)
@@ -217,11 +235,14 @@ def main() -> None:
             parts = stretches(options.cluster, look, steps, began).items()
             found = {what: look_at(some, possible * part) for what, (some, part) in parts if some}
             rows.append({"round": number, "method": method, "alone": [before, after], **found})
+            if options.pictures:
+                file = options.pictures / f"{options.cluster}, {method}.svg".replace(", ", "-").replace(" ", "-")
+                file.write_text(picture(options.cluster, method, steps, began))
             print(f"round {number}, {method}", flush=True)
             for what, row in found.items():
                 print(f"    {what}: {row}", flush=True)
             before = after
-    bench.report(f"balance-{options.cluster}", {"options": vars(options), "rows": rows})
+    bench.report(f"balance-{options.cluster}", {"options": {**vars(options), "pictures": None}, "rows": rows})
 
 
 if __name__ == "__main__":
