@@ -25,6 +25,9 @@ METHODS: dict[str, Callable[[int], Sync]] = {
     "H = 16, half": lambda steps: pl.sync.LocalSGD(16, codec=pl.codec.Half()),
     "H = 16, overlap 8": lambda steps: pl.sync.LocalSGD(16, overlap=8),
     "all-reduce, half": lambda steps: pl.sync.AllReduce(codec=pl.codec.Half()),
+    "gossip": lambda steps: pl.sync.Gossip(4, codec=pl.codec.Identity()),
+    "gossip, 8 bit": lambda steps: pl.sync.Gossip(4),
+    "gossip, 4 bit": lambda steps: pl.sync.Gossip(4, codec=pl.codec.Lattice(4)),
 }
 """What is made for so many steps."""
 USUAL = ["all-reduce", "H = 4", "H = 16", "H = 16, 8 bit"]

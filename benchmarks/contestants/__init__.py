@@ -90,6 +90,13 @@ ROSTER = [
         ("local-sgd-overlap",),
         note="H = {every}, half of the next round done meanwhile",
     ),
+    Contestant(
+        "paceline-gossip",
+        "Paceline Gossip",
+        OURS,
+        ("gossip",),
+        note="pairs average after {every} steps, 8 bit, encrypted; each worker stops by its own clock",
+    ),
 ]
 
 SITES = [

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from benchmarks.contestants.job import Job, Settings
+from benchmarks.contestants.network import own_address
 from benchmarks.contestants.race import Race
 
 FOREVER = 10**9
@@ -37,6 +38,7 @@ VARIANTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
         "lockstep": settings.every,
     },
     "local-sgd-seconds": lambda settings: {"sync": pl.sync.LocalSGD(pl.sync.Seconds(2.0)), "lockstep": None},
+    "gossip": lambda settings: {"sync": pl.sync.Gossip(settings.every, bind=own_address()), "lockstep": None},
     "hierarchical": lambda settings: {
         "sync": pl.sync.Hierarchical(settings.every // 4, settings.every * 2),
         "lockstep": settings.every * 2,
