@@ -7,7 +7,7 @@ from paceline.sync.hierarchical import Hierarchical
 from paceline.sync.local_sgd import LocalSGD
 from paceline.sync.optimizer_state import Average, Keep, Reset
 from paceline.sync.outer import DiLoCo, SlowMo
-from paceline.sync.own_rounds import Geometric
+from paceline.sync.own_rounds import Geometric, WhileNear
 from paceline.sync.statistics import Measuring
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "Seconds",
     "SlowMo",
     "Steps",
+    "WhileNear",
 ]
