@@ -5,6 +5,7 @@ from paceline.sync.every import Examples, PostLocal, Ramp, Seconds, Steps
 from paceline.sync.gossip import Gossip
 from paceline.sync.hierarchical import Hierarchical
 from paceline.sync.local_sgd import LocalSGD
+from paceline.sync.neighbours import Neighbours
 from paceline.sync.optimizer_state import Average, Keep, Reset
 from paceline.sync.outer import DiLoCo, SlowMo
 from paceline.sync.own_rounds import Geometric, WhileNear
@@ -21,6 +22,7 @@ __all__ = [
     "Keep",
     "LocalSGD",
     "Measuring",
+    "Neighbours",
     "PostLocal",
     "Ramp",
     "Reset",

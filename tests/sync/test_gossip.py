@@ -231,6 +231,7 @@ ROLES = {
     "by chance": lambda: sync.Gossip(sync.Geometric(3), codec=pl.codec.Identity(), plain=True),
     "seconds": lambda: sync.Gossip(sync.Seconds(0.02), graph=gossip.Ring(), codec=pl.codec.Lattice(4)),
     "blocking": lambda: sync.Gossip(3, blocking=True, graph=gossip.RandomRegular(2)),
+    "AD-PSGD": lambda: pl.recipes.ad_psgd(),
     "momentum": lambda: sync.Gossip(2, optimizer_state=sync.Average()),
 }
 
@@ -262,7 +263,9 @@ def test_all_come_to_the_end_with_the_same_model(pool: Pool, kind: str, size: in
     assert max(event.members for event in seen) == size
     assert any(event.distance for event in seen)
     told = [event.text for event in events if isinstance(event, Remark)]
-    assert [one.endswith("is computed by numba") for one in told] == ([] if kind == "by chance" else [True])
+    assert [one.endswith("is computed by numba") for one in told] == (
+        [] if kind in ("by chance", "AD-PSGD") else [True]
+    )
     ended = events[-1]
     assert isinstance(ended, Ended)
     assert ended.reason == "stopped"
