@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from paceline.cli.independent import launch_independent, pause
 from paceline.cli.launch import Machines
 from paceline.errors import SettingError
 from tests.cli.processes import LIMIT, alive, paceline, pids, script, until
+from tests.pool import free_port
 
 # Counts the starts of this worker.
 COUNT = """
@@ -179,7 +181,61 @@ with pl.Run(
 """
 
 
-@pytest.mark.parametrize("killed", [(1,), (0, 1)], ids=["one of two", "all"])
+def test_ctrl_c_lets_every_worker_save_itself(tmp_path: Path) -> None:
+    body = TRAINING.replace("every=2", "every=10**9")
+    process = paceline("run", "--independent", "-w", "2", script(tmp_path, body), cwd=tmp_path)
+    try:
+        until(lambda: len(list(tmp_path.glob("trains-*"))) == 2 or process.poll() is not None, "training")
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, told
+    assert "Traceback" not in told
+    assert "starting it again" not in told
+    for rank in (0, 1):
+        assert len(list((tmp_path / "saves" / f"worker-{rank}").glob("step-*.ckpt"))) == 1, told
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_started_again_finds_those_that_live(tmp_path: Path) -> None:
+    """Machine 0, with the store that all have met at, is lost with all its processes; only its files are left."""
+    path, at = script(tmp_path, TRAINING), f"127.0.0.1:{free_port()}"
+
+    def machine(number: int) -> subprocess.Popen[str]:
+        where = ["--nodes", "2", "--node-rank", str(number), "--at", at]
+        own = ["--invitation", str(tmp_path / f"invitation-{number}")]
+        return paceline("run", "--independent", "-w", "1", *where, *own, path, cwd=tmp_path)
+
+    def wait(name: str) -> None:
+        until(lambda: (tmp_path / name).exists() or any(each.poll() is not None for each in machines), name)
+
+    machines = [machine(0), machine(1)]
+    try:
+        wait("trains-0-0")
+        wait("trains-1-0")
+        machines[0].kill()
+        machines[0].communicate(timeout=LIMIT)
+        until(lambda: not alive(int((tmp_path / "pid-0").read_text())), "the end of its worker")
+        machines[0] = machine(0)
+        wait("trains-0-1")
+        (tmp_path / "enough").touch()
+        told = [each.communicate(timeout=LIMIT)[0] for each in machines]
+    finally:
+        for each in machines:
+            each.kill()
+            each.communicate()
+    assert [each.returncode for each in machines] == [0, 0], told
+    assert (tmp_path / "trains-0-1").read_text().startswith("True")
+    assert not (tmp_path / "start-1-1").exists()
+    assert (tmp_path / "digest-0").read_text() == (tmp_path / "digest-1").read_text()
+    assert not list(tmp_path.glob("invitation-*"))
+
+
+@pytest.mark.parametrize(
+    "killed", [pytest.param((1,), id="one of two"), pytest.param((0, 1), id="all", marks=pytest.mark.slow)]
+)
 def test_killed_workers_come_back_and_the_training_ends_well(tmp_path: Path, killed: tuple[int, ...]) -> None:
     """One comes back to the other with an invitation; where all have died, all begin again where they were."""
     process = paceline("run", "--independent", "-w", "2", script(tmp_path, TRAINING), cwd=tmp_path)
