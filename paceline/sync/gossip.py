@@ -83,6 +83,7 @@ class Gossip:
         self._pending: tuple[Plan, Note] | None = None
         self._others, self._remarks = 0, list[str]()
         self._resumed: tuple[int, int] | None = None
+        self._disturbed = False
 
     def __repr__(self) -> str:  # without where it listens, which is not the same on all workers
         told = [repr(self.every), f"graph={self.graph!r}", f"codec={self.codec!r}"]
@@ -112,7 +113,7 @@ class Gossip:
         shape = Shape(layout.numel, layout.more, counters.numel(), replica.shape(), self.codec, layout.measured)
         how = fleet, shape, counters, self.graph
         node = self._entrance.open(*how, blocking=self.blocking, bind=self.bind, plain=self.plain)
-        strides = isinstance(self.every, WhileNear)
+        strides, self._disturbed = isinstance(self.every, WhileNear), False
         self._swarm, self._serves, self._fleet = Swarm(node, layout, fleet.deadline, strides), True, fleet
         self._remarks = (
             [f"{self.codec!r} is computed by {self.codec.kernel}"] if isinstance(self.codec, Lattice) else []
@@ -218,6 +219,12 @@ class Gossip:
         """What was exchanged since the last time."""
         event = self.swarm.event(step)
         self.bytes_sent = event.bytes_sent
+        if event.unheard and not self._disturbed:
+            self._disturbed = True
+            self._remarks.append(
+                "letters or connections have come that are not of this run, and were not heard; how many is in the "
+                "record (unheard)"
+            )
         return [event]
 
     def remarks(self) -> list[str]:

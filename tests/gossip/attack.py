@@ -112,28 +112,28 @@ class Attacker:
         time.sleep(0.2)  # closing would let the last letters leave for a second at most
 
     def _refused(self) -> list[bytes]:
-        """Something that is no letter of this run: also not by chance."""
+        """Something that is no letter of this run, by the way it was made."""
         header = self._header(self._card)
-        while True:
-            match self._chance.randrange(6):
-                case 0:
-                    frames = [self._noise(2000) for _ in range(self._chance.randrange(1, 5))]
-                case 1:
-                    frames = [header[: self._chance.randrange(len(header))]]
-                case 2:
-                    frames = [self._mutated(header), self._noise(300)]
-                case 3:
-                    # Too long for a header, but not for libzmq, which would close the connection.
-                    frames = [header.ljust(HEADER_LIMIT + self._chance.randrange(1, 500), b"?")]
-                case 4:
-                    frames = [header, self._noise(300), self._noise(300)]
-                case _:
-                    another = self._chance.choice(
-                        [Card("another run", self._card.model), Card(self._card.run, "model")]
-                    )
-                    frames = [self._header(another), self._noise(300)]
-            if decode(self._card, frames) is None:  # a mutant may be a letter; who has the key is believed
-                return frames
+        match self._chance.randrange(6):
+            case 0:
+                return [self._noise(2000) for _ in range(self._chance.randrange(1, 5))]
+            case 1:
+                return [header[: self._chance.randrange(len(header))]]
+            case 2:
+                return [self._broken(header), self._noise(300)]
+            case 3:  # too long for a header, but not for libzmq, which would close the connection
+                return [header.ljust(HEADER_LIMIT + self._chance.randrange(1, 500), b"?")]
+            case 4:
+                return [header, self._noise(300), self._noise(300)]
+            case _:
+                another = self._chance.choice([Card("another run", self._card.model), Card(self._card.run, "model")])
+                return [self._header(another), self._noise(300)]
+
+    def _broken(self, header: bytes) -> bytes:
+        """A mutant that is no letter: some are, and who has the key is believed."""
+        while decode(self._card, [mutant := self._mutated(header)]) is not None:
+            pass
+        return mutant
 
     def _mutated(self, header: bytes) -> bytes:
         found = bytearray(header)

@@ -16,6 +16,7 @@ from torch import Tensor
 import paceline as pl
 from paceline import sync
 from paceline.codec import Identity
+from paceline.events import Event, Remark
 from paceline.gossip.counts import Counts
 from paceline.gossip.wire import Card
 from tests.gossip.attack import SENDER, Sent, attack
@@ -26,9 +27,24 @@ GROWTH = 64 << 20  # bytes that a worker may have taken meanwhile
 SETTLE = 30.0  # seconds to read what was sent last
 
 
+class Remarks:
+    """A recorder that keeps what was noticed."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def record(self, event: Event) -> None:
+        if isinstance(event, Remark):
+            self.said.append(event.text)
+
+    def close(self) -> None:
+        pass
+
+
 class Disturbed(msgspec.Struct):
     models: list[Tensor]
     counts: Counts
+    said: list[str]
     grown: int
     heard_of: list[int]
 
@@ -42,8 +58,8 @@ def disturbed(folder: Path) -> Disturbed:
     """Train until all that was sent has been read; then rank 0 stops both."""
     model, rank = mlp(), int(os.environ["RANK"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    role, models, began, done = lockstep(folder), list[Tensor](), 0, 0.0
-    with pl.Run(model, optimizer, data(80), batch=8, sync=role, deadline=60.0) as run:
+    role, models, began, done, kept = lockstep(folder), list[Tensor](), 0, 0.0, Remarks()
+    with pl.Run(model, optimizer, data(80), batch=8, sync=role, deadline=60.0, record=[kept]) as run:
         node = role.swarm._node
         if rank == 0:
             (folder / "part").write_bytes(msgspec.json.encode(node._card))
@@ -59,13 +75,13 @@ def disturbed(folder: Path) -> Disturbed:
             if not done and (folder / "done").exists():
                 done = time.monotonic()
             settled = all((folder / f"settled-{each}").exists() for each in range(2))
-            if rank == 0 and done and (settled or time.monotonic() > done + SETTLE):
+            if rank == 0 and done and len(models) > 30 and (settled or time.monotonic() > done + SETTLE):
                 run.stop()
 
         train(run, model, each=each, steps=10**9)
         members, grown = node.clerk.members, psutil.Process().memory_info().rss - began
         heard_of = [number for number in range(2, 100) if members.life(number) >= 0]
-        return Disturbed(models, node.clerk.counts, grown, heard_of)
+        return Disturbed(models, node.clerk.counts, kept.said, grown, heard_of)
 
 
 def undisturbed(steps: int) -> list[Tensor]:
@@ -95,7 +111,7 @@ def check(pool: Pool, folder: Path, count: int, seed: int) -> None:
         found: list[Disturbed] = pool.run(2, disturbed, folder)
         sent = attacker.result()
     steps = min(len(each.models) for each in found)
-    assert steps > 20
+    assert steps >= 30
     for ours, theirs in zip(found, pool.run(2, undisturbed, steps), strict=True):
         assert torch.equal(torch.stack(ours.models[:steps]), torch.stack(theirs[:steps]))
         assert ours.grown < GROWTH
@@ -104,6 +120,8 @@ def check(pool: Pool, folder: Path, count: int, seed: int) -> None:
         assert told.refused + told.nonsense + told.strangers + told.oversized == count
         assert worker.counts.unheard == told.refused, each  # every one was noticed, and nothing else
         assert worker.counts.strangers > 0
+    assert [text for text in found[0].said if "not of this run" in text]  # in the record, which rank 0 writes
+    assert len(found[0].said) == 1
 
 
 def test_frames_that_are_no_letters_have_no_effect(pool: Pool, tmp_path: Path) -> None:
