@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from paceline.errors import FleetError
 from paceline.events import Gossiped
 from paceline.gossip.clerk import Clerk
 from paceline.gossip.counts import Counts
@@ -81,7 +82,12 @@ class Swarm:
         joining = self._node.clerk.joining
         assert joining is not None, "it has not begun with the others"
         what = "a member of the swarm to give its model"
-        self._node.wait(lambda clerk: joining.model is not None, self._deadline, lambda clerk: what)
+        self._node.wait(lambda clerk: joining.model is not None or clerk.over, self._deadline, lambda clerk: what)
+        if joining.model is None:
+            raise FleetError(
+                "the run has come to its end while this worker was away, and there is nothing left to train; the "
+                "others have the final model"
+            )
         self.take_given()
 
     def take_given(self) -> None:

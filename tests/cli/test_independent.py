@@ -181,6 +181,7 @@ with pl.Run(
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_every_worker_save_itself(tmp_path: Path) -> None:
     body = TRAINING.replace("every=2", "every=10**9")
     process = paceline("run", "--independent", "-w", "2", script(tmp_path, body), cwd=tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,30 @@ def by_itself(folder: Path) -> tuple[int, str, int]:
 
         train(run, run.model, each=each, steps=10**9)
         return run.cursor.progress.step, ",".join(sorted(file.name for file in own.iterdir())), run.progress.examples
+
+
+def signalled(folder: Path) -> tuple[object, list[str]]:
+    """Every worker gets a signal in a step of its own, and ends alone."""
+    rank = int(os.environ["RANK"])
+
+    def each(step: pl.Step) -> None:
+        if step.index == 5 + rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        with make(sync.Gossip(2), folder) as run:
+            train(run, run.model, each=each, steps=10**9)
+    except pl.Interrupted as stop:
+        return stop.code, [file.name for file in (folder / f"worker-{rank}").iterdir()]
+    return 0, []
+
+
+def test_a_signal_lets_a_worker_save_itself_and_end(pool: Pool, tmp_path: Path) -> None:
+    for rank, (code, files) in enumerate(pool.run(2, signalled, tmp_path)):
+        assert code == 143
+        assert len(files) == 1
+        # After the step in which it came, or the next, if that one's note had been made.
+        assert files[0] in [f"step-{5 + rank + more:08d}.ckpt" for more in (1, 2)]
 
 
 def resumed(folder: Path, missing_ok: bool = True) -> tuple[bool, int, Tensor, int, Tensor | None]:
