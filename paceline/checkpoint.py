@@ -4,7 +4,8 @@ A file is a header (mark, format version, serial number, length and digest) foll
 comes to its name only when it is whole and on the disk, so that a kill at any byte leaves the earlier files as they
 were. What was written is read with ``torch.load(weights_only=True)``: no code of the file is ever run.
 
-All of this is for rank 0; the other workers are sent the bytes of :func:`read` and give them to :func:`parse`.
+All of this is for rank 0; the other workers are sent the bytes of :func:`read` and give them to :func:`parse`. Only
+where workers never meet, each has files of its own, in a folder of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from paceline.errors import CheckpointError, SettingError
 from paceline.plain import a, plain_tree
 
-__all__ = ["Checkpoint", "clean", "find", "load_newest", "parse", "read", "write"]
+__all__ = ["Checkpoint", "clean", "find", "load_newest", "own_folder", "parse", "read", "write"]
 
 _FORMAT = 1
 # The line ends make a transfer in text mode visible, as in PNG.
@@ -163,6 +164,11 @@ def clean(folder: Path) -> None:
             file.unlink(missing_ok=True)
 
 
+def own_folder(folder: Path, rank: int) -> Path:
+    """Where one worker's checkpoints are, where each has its own."""
+    return folder / f"worker-{rank}"
+
+
 class Checkpoint:
     """When a run saves itself, where, and how many of the files stay.
 
@@ -191,6 +197,10 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.folder)!r}, every={self.every}, seconds={self.seconds}, keep={self.keep})"
+
+    def of_worker(self, rank: int) -> Checkpoint:
+        """The same for one worker, where each has its own."""
+        return Checkpoint(own_folder(self.folder, rank), every=self.every, seconds=self.seconds, keep=self.keep)
 
     def due(self, step: int, now: float) -> bool:
         """Whether a checkpoint should be written after ``step`` steps, at ``now`` seconds of any steady clock.

@@ -111,7 +111,7 @@ class Fleet(Group):
         if self._disbanded:
             raise FleetError(
                 "the workers of this run have gone their own ways since it began, so that nothing can be exchanged "
-                "with all of them at once; where that is needed, use another sync than Gossip"
+                "with all of them at once; under Gossip do that before the first run.steps(…), or use another sync"
             )
         if self._closed:
             raise FleetError(

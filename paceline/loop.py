@@ -25,6 +25,7 @@ from paceline.planner import Cursor, advance, cut
 from paceline.records import Plan, Progress, Round
 from paceline.roles import Asker, Counter, Due, Need, Observer, Speaker, Unmet
 from paceline.signals import Signals
+from paceline.snapshot import writes
 from paceline.step import Phase, Step
 
 if TYPE_CHECKING:
@@ -150,10 +151,10 @@ class Loop:
         return self.hand
 
     def wishes(self) -> tuple[float, float]:
-        """What this worker wants of all: the number of a signal or 1 to stop, 1 to save (rank 0 decides that)."""
+        """What this worker wants of all: the number of a signal or 1 to stop, 1 to save (who writes decides that)."""
         run = self._run
         stop = float(self._signals.got or self.stop_wanted)
-        decides = run.checkpoint if run.fleet.rank == 0 else None
+        decides = run.checkpoint if writes(run) else None
         return stop, float(decides is not None and decides.due(self.cursor.progress.step + 1, time.monotonic()))
 
     def looks(self, plan: Plan) -> frozenset[Need] | None:
@@ -238,7 +239,9 @@ class Loop:
     def _end_together(self) -> int:
         """A signal that came after the last note is known to one worker only: ask all. Gives its number, or 0."""
         if self._unmet is not None:
-            if not self._signals.got:
+            if self._signals.got:
+                self._run.save_by_itself()
+            else:
                 self._unmet.finish()
             return self._signals.got
         got = self._run.fleet.gather(str(self._signals.got).encode(), "the others to end the loop")

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from paceline.batch import NormTest
+from paceline.codec import Identity
+from paceline.gossip import Graph, Ring
 from paceline.lr import AdaScale, Constant
 from paceline.optim import AdaGradNorm
 from paceline.roles import LearningRate
+from paceline.sync import Gossip
 
-__all__ = ["Adaptive", "adadagrad", "adadagrad_norm"]
+__all__ = ["Adaptive", "ad_psgd", "adadagrad", "adadagrad_norm"]
 
 
 class Adaptive(NamedTuple):
@@ -60,6 +63,15 @@ def adadagrad_norm(
     """AdAdaGradNorm (same paper): as :func:`adadagrad`, with one step size for all coordinates."""
     optimizer = AdaGradNorm(parameters, lr=lr, initial=initial, weight_decay=weight_decay)
     return Adaptive(optimizer, *_rules(start, limit, eta, follow))
+
+
+def ad_psgd(graph: Graph = Ring()) -> Gossip:  # noqa: B008 (it is immutable)
+    """AD-PSGD (Lian et al. 2018): after every step an average with one random neighbour, in full precision.
+
+    Gradients are of the model from before the average that comes meanwhile, as published. There the graph must be
+    bipartite, or workers that wait for each other would stand still for ever; here a busy partner refuses at once.
+    """
+    return Gossip(1, graph=graph, codec=Identity())
 
 
 def _rules(start: int, limit: int, eta: float, follow: bool) -> tuple[NormTest, LearningRate]:

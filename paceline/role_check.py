@@ -20,7 +20,7 @@ METHODS = {
 }
 
 
-def check_roles(roles: dict[str, object], checkpoint: object, local_data: bool) -> None:
+def check_roles(roles: dict[str, object], local_data: bool) -> None:
     """Refuse a class without its parentheses, what has not the methods of the role, and what does not go together."""
     for name, role in roles.items():
         method, example = METHODS[name]
@@ -30,7 +30,7 @@ def check_roles(roles: dict[str, object], checkpoint: object, local_data: bool) 
             hint = "; the learning rate itself belongs to the optimizer" if name == "lr" else ""
             raise SettingError(f"{name}={role!r} has no method {method}; give an object such as pl.{example}{hint}")
     if isinstance(roles["sync"], Unmet):
-        roles["sync"].refuse(roles, checkpoint, local_data)
+        roles["sync"].refuse(roles, local_data)
 
 
 @runtime_checkable

@@ -230,11 +230,11 @@ class Sync(Protocol):
 class Unmet(Protocol):
     """A :class:`Sync` whose workers never come together between the beginning and the end of the loop.
 
-    Every worker goes through its share of every epoch at its own pace. Its plans and rounds are its own; how far all
-    are, it knows by hearsay.
+    Every worker goes through its share of every epoch at its own pace. Its plans, rounds and checkpoints are its own;
+    how far all are, it knows by hearsay.
     """
 
-    def refuse(self, roles: dict[str, object], checkpoint: object, local_data: bool) -> None:
+    def refuse(self, roles: dict[str, object], local_data: bool) -> None:
         """Raise an error for what cannot be combined with it."""
 
     def join(self, deadline: float) -> Fleet:
@@ -245,6 +245,12 @@ class Unmet(Protocol):
 
     def begin(self, own: Progress) -> None:
         """The loop begins."""
+
+    def resumed(self, own: Progress | None) -> bool:
+        """All that begin have looked for a checkpoint, each for its own, and this worker's is of that place, if any.
+
+        Who has none gets a model of one that has. Whether the run goes on from something.
+        """
 
     def events(self, step: int) -> list[Event]:
         """What happened between workers in the round that ends with this step."""

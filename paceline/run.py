@@ -105,12 +105,13 @@ class Run:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
         self.batch, self.probe = as_policy(batch), probe or Probe()
-        check_roles(self.roles(), checkpoint, local_data)
+        check_roles(self.roles(), local_data)
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
         self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
         self._closed = False
         self._iterator: Callable[[], Generator[Step] | None] = lambda: None
         self.fleet = self.sync.join(deadline) if isinstance(self.sync, Unmet) else Fleet.join(deadline)
+        self.checkpoint = snapshot.own_policy(self)
         attached = ExitStack()
         try:
             self._replica = Replica(model, optimizer)
@@ -227,7 +228,7 @@ class Run:
         self._journal.write(Measured(time.time(), self.progress.step, {k: float(v) for k, v in values.items()}))
 
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint: all workers must call it, at the end of the loop's body or outside of the loop."""
+        """Write a checkpoint after a step or outside of the loop: all workers must call it, unless under Gossip."""
         if (current := self._loop.current) is not None:
             if current.phase is Phase.READY and self.scaler is None:
                 raise LoopError(f"run.save was called before optimizer.step() in step {current.index}; call it after")
@@ -235,7 +236,7 @@ class Run:
         refuse_within_a_round(self._loop, "run.save")
         with self._parts.clock.stopped():
             come_together(self._loop, self.fleet, self.sync, "run.save")
-        return self._save(Path(path))
+        return self._save(snapshot.own_path(self, Path(path)))
 
     def _save(self, path: Path) -> Path:
         began = time.perf_counter()
@@ -247,19 +248,19 @@ class Run:
     def resume(self, path: str | Path, *, missing_ok: bool = False) -> bool:
         """Go on from a checkpoint file, or from the newest sound one of a folder; the number of workers may differ.
 
-        Rank 0 reads it and sends it to the others. With ``missing_ok``, nothing found is no error: False is returned.
+        Rank 0 reads it and sends it to the others; under Gossip each reads its own. With ``missing_ok``, nothing found
+        is no error: False is returned.
         """
         self._loop.settle()
         if self._loop.current is not None:
             raise LoopError("run.resume was called inside of the loop over run.steps(); call it before")
         found = snapshot.find(self, Path(path), missing_ok)
-        if found is None:
-            return False
-        file, tree = found
-        self._loop.cursor = snapshot.restore(self, tree)
-        self._parts.feed.forget()
-        self._journal.write(Resumed(time.time(), self.progress.step, str(file), tree["workers"]))
-        return True
+        if found is not None:
+            file, tree = found
+            self._loop.cursor = snapshot.restore(self, tree)
+            self._parts.feed.forget()
+            self._journal.write(Resumed(time.time(), self.cursor.progress.step, str(file), tree["workers"]))
+        return snapshot.resumed(self, found is not None)
 
     def close(self) -> None:
         """Remove all hooks, end loader processes and records, leave the fleet."""
@@ -291,6 +292,6 @@ class Run:
         """Save where the checkpoint policy says, if there is one: all workers must call it."""
         if self.checkpoint:
             self._save(self.checkpoint.path(self.progress.step))
-            if self.fleet.rank == 0:
+            if snapshot.writes(self):
                 self.checkpoint.mark(time.monotonic())
                 self.checkpoint.prune()

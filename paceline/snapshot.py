@@ -16,18 +16,36 @@ from paceline import checkpoint
 from paceline.errors import CheckpointError
 from paceline.identity import identity
 from paceline.planner import Cursor
-from paceline.roles import Stateful
+from paceline.roles import Stateful, Unmet
 
 if TYPE_CHECKING:
     from paceline.run import Run
 
-__all__ = ["find", "restore", "save", "take"]
+__all__ = ["find", "own_path", "own_policy", "restore", "resumed", "save", "take", "writes"]
+
+
+def writes(run: Run) -> bool:
+    """Whether this worker writes checkpoints: rank 0 for all, or, where they never meet, each for itself."""
+    return run.fleet.rank == 0 or isinstance(run.sync, Unmet)
+
+
+def own_path(run: Run, path: Path) -> Path:
+    """The file that a worker writes to: where they never meet, in a folder of its own."""
+    return checkpoint.own_folder(path.parent, run.fleet.rank) / path.name if isinstance(run.sync, Unmet) else path
+
+
+def own_policy(run: Run) -> checkpoint.Checkpoint | None:
+    """When and where this worker saves by itself."""
+    policy = run.checkpoint
+    return policy.of_worker(run.fleet.rank) if policy is not None and isinstance(run.sync, Unmet) else policy
 
 
 def save(run: Run, path: Path) -> tuple[Path, int]:
     """Write a checkpoint of the run: all workers must call it. Gives the path and, on rank 0, the bytes."""
     own = run.sync.own_state()
     blob = _pack(own) if own else b""
+    if isinstance(run.sync, Unmet):
+        return path, checkpoint.write(path, {**take(run), "own_states": [blob], "worker": run.fleet.rank})
     own_states = run.fleet.collect_bytes(blob, "the states of all workers for a checkpoint")
     trouble, size = b"", 0
     with run.sync.consensus():
@@ -42,12 +60,20 @@ def save(run: Run, path: Path) -> tuple[Path, int]:
 
 
 def find(run: Run, path: Path, missing_ok: bool) -> tuple[Path, dict[str, Any]] | None:
-    """The newest sound checkpoint: rank 0 reads it and sends it to the others; None if there is none and may be."""
+    """The newest sound checkpoint: rank 0 reads it and sends it to the others; None if there is none and may be.
+
+    Where workers never meet, each reads its own; if there is none, one that is for all.
+    """
     trouble, payload = b"", b""
+    if isinstance(run.sync, Unmet):
+        run.fleet.gather(b"", "the others to resume")  # an error before anything has changed, if they cannot any more
+        own = checkpoint.own_folder(path, run.fleet.rank), own_path(run, path)
+        path = next((each for each in own if each.exists()), path)
+        path, payload = _newest(path, missing_ok)
+        return (path, checkpoint.parse(payload)) if payload else None
     if run.fleet.rank == 0:
         try:
-            if not missing_ok or (path.exists() and any(checkpoint.find(path))):
-                path, payload = checkpoint.load_newest(path)
+            path, payload = _newest(path, missing_ok)
         except CheckpointError as error:
             trouble = str(error).encode()
     _raise_together(run, trouble, "rank 0 to find a checkpoint")
@@ -55,11 +81,20 @@ def find(run: Run, path: Path, missing_ok: bool) -> tuple[Path, dict[str, Any]] 
     return (path, checkpoint.parse(payload)) if payload else None
 
 
+def _newest(path: Path, missing_ok: bool) -> tuple[Path, bytes]:
+    """Without a payload if there is none and may be."""
+    if missing_ok and not (path.exists() and any(checkpoint.find(path))):
+        return path, b""
+    return checkpoint.load_newest(path)
+
+
 def take(run: Run) -> dict[str, Any]:
-    """The state of the run; the random states of all workers are gathered, so all must call this."""
+    """The state of the run; the random states of all workers are gathered where they meet, so all must call this."""
     # Where workers train apart, each has a loss scale of its own.
     own = {**_random_state(), "scaler": None if run.scaler is None else run.scaler.state_dict()}
-    random_states = run.fleet.gather(_pack(own), "the random states of all workers for a checkpoint")
+    random_states = [_pack(own)]
+    if not isinstance(run.sync, Unmet):
+        random_states = run.fleet.gather(random_states[0], "the random states of all workers for a checkpoint")
     return {
         "workers": run.fleet.size,
         "identity": identity(run),
@@ -96,15 +131,22 @@ def restore(run: Run, tree: Mapping[str, Any]) -> Cursor:
             role.load_state_dict(tree["roles"][name]["state"])
     for name, one in run.stateful.items():
         one.load_state_dict(tree["stateful"][name])
-    own = tree["own_states"]
-    if len(own) == run.fleet.size and own[run.fleet.rank]:
-        run.sync.load_own_state(_unpack(own[run.fleet.rank]))
-    if run.fleet.rank < len(tree["random_states"]):  # a worker more than there were keeps the random state that it has
-        state = _unpack(tree["random_states"][run.fleet.rank])
+    own, alone = tree["own_states"], "worker" in tree
+    rank = 0 if alone else run.fleet.rank  # who is alone in the file is the first there
+    fits = isinstance(run.sync, Unmet) if alone else len(own) == run.fleet.size and not isinstance(run.sync, Unmet)
+    if fits and own[rank]:
+        run.sync.load_own_state(_unpack(own[rank]))
+    if rank < len(tree["random_states"]):  # a worker more than there were keeps the random state that it has
+        state = _unpack(tree["random_states"][rank])
         _set_random_state(state)
         if run.scaler is not None and state["scaler"] is not None:
             run.scaler.load_state_dict(state["scaler"])
     return cursor
+
+
+def resumed(run: Run, found: bool) -> bool:
+    """Whether the run goes on from something: where each has a checkpoint of its own, maybe from another worker's."""
+    return run.sync.resumed(run.cursor.progress if found else None) if isinstance(run.sync, Unmet) else found
 
 
 def _raise_together(run: Run, trouble: bytes, what: str) -> None:

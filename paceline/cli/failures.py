@@ -10,7 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from paceline.cli.worker import CONSEQUENCES
 
-__all__ = ["Failure", "cause", "explain", "failures", "shell_code"]
+__all__ = ["Failure", "cause", "ending", "explain", "failures", "shell_code"]
 
 EXITS = ("SystemExit", "Interrupted")  # no errors: the exit code says it all
 LONGEST = 500  # characters of one worker's error
@@ -73,8 +73,8 @@ def explain(all: Sequence[Failure]) -> list[str]:
     same = [one for one in rest if (one.kind, one.code) == (first.kind, first.code) and _alike(one, first)]
     lost = [one for one in rest if one.kind in CONSEQUENCES and one not in same]
     ended = [one for one in rest if one.follows and one not in (*same, *lost)]
-    lines = [f"{_ranks([first, *same])} {_ending(first)}"]
-    lines += [f"rank {one.rank} {_ending(one)}" for one in rest if one not in (*same, *lost, *ended)]
+    lines = [f"{_ranks([first, *same])} {ending(first)}"]
+    lines += [f"rank {one.rank} {ending(one)}" for one in rest if one not in (*same, *lost, *ended)]
     if lost:
         lines.append(f"{_ranks(lost)} stopped because of that: {_short(lost[0].message)}")
     if ended:
@@ -86,7 +86,8 @@ def _alike(one: Failure, other: Failure) -> bool:
     return one.follows if other.follows else one.message == other.message and not one.follows
 
 
-def _ending(one: Failure) -> str:
+def ending(one: Failure) -> str:
+    """How a worker ended, for people: what follows its name."""
     if one.kind:
         return f"failed (exit code {shell_code(one.code)}): {_short(one.message)}"
     if one.code == -signal.SIGKILL:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.independent import RESTARTS, launch_independent
 from paceline.cli.launch import Machines, default_workers, launch
 from paceline.cli.speak import plain_errors
 from paceline.errors import SettingError
@@ -22,11 +23,30 @@ def run(
         int | None,
         typer.Option("--workers", "-w", help="Workers on this machine; by default one for each GPU, or for each core."),
     ] = None,
-    restarts: Annotated[int, typer.Option(help="How often to start all workers again when one fails.")] = 0,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            help="How often to start all workers again when one fails; none by default. With --independent, how often "
+            f"each is started again; {RESTARTS} times by default.",
+            show_default=False,
+        ),
+    ] = None,
     nodes: Annotated[int, typer.Option(help="How many machines train together.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Which of them this is: 0 for the first.")] = 0,
     at: Annotated[
         str | None, typer.Option(help="Where they meet: a free port of machine 0.", metavar="HOST:PORT")
+    ] = None,
+    independent: Annotated[
+        bool, typer.Option("--independent", help="For sync.Gossip: who fails is started again alone; the others go on.")
+    ] = False,
+    invitation: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --independent: where to keep the key and the addresses by which a worker comes back; by default "
+            "a temporary file.",
+            metavar="FILE",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Run a training script in many workers, as torchrun does.
@@ -41,14 +61,23 @@ def run(
     Two machines, this command on the first, and on the second with `--node-rank 1`:
 
         paceline run --nodes 2 --node-rank 0 --at 10.0.0.1:29500 train.py
+
+    Workers under `sync.Gossip` that survive each other:
+
+        paceline run --independent --workers 4 train.py
     """
     with plain_errors():
         if not module and not Path(script).exists():
             raise SettingError(f"there is no script {script}; give the path of a Python file, or -m and a module")
-        code = launch(
-            ["-m", script, *(args or [])] if module else [script, *(args or [])],
-            workers=default_workers() if workers is None else workers,
-            machines=Machines(nodes, node_rank, at),
-            restarts=restarts,
-        )
+        if invitation is not None and not independent:
+            raise SettingError(f"--invitation ({invitation}) has no effect without --independent; leave it out")
+        command = ["-m", script, *(args or [])] if module else [script, *(args or [])]
+        workers, machines = default_workers() if workers is None else workers, Machines(nodes, node_rank, at)
+        if independent:
+            times = RESTARTS if restarts is None else restarts
+            code = launch_independent(
+                command, workers=workers, machines=machines, restarts=times, invitation=invitation
+            )
+        else:
+            code = launch(command, workers=workers, machines=machines, restarts=restarts or 0)
     raise typer.Exit(code)

@@ -131,8 +131,8 @@ class Clerk:
         assert own is not None, "a model is shown before"
         self._questions += 1
         how = self._questions, self.members.own.number, own, self.members.own.examples
-        patience, trained = self._patience_for_whole(), self.whole.trained
-        self.gathering = Gathering(*how, final=False, patience=patience, trained=trained)
+        patience, extent = self._patience_for_whole(), (self.whole.trained, self.whole.measured)
+        self.gathering = Gathering(*how, final=False, patience=patience, extent=extent)
         for other in self.members.others(State.HERE, State.DONE):
             if other not in self.members.silent():
                 self.gathering.include(other, now=0.0)
@@ -256,7 +256,8 @@ class Clerk:
                     self._post(action.to, action.message, action.payload)
                 case Correct():
                     self.board.correct(action.change)
-                    self.counts.sqdistance += 4 * float(action.change @ action.change)
+                    of_parameters = action.change[: self.whole.measured]
+                    self.counts.sqdistance += 4 * float(of_parameters @ of_parameters)
                 case Ended():
                     self._ended(action, now)
         if self.idle:

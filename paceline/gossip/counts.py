@@ -49,9 +49,18 @@ class Counts:
         """What has come to it."""
         return Counts(**{name: value - getattr(before, name) for name, value in vars(self).items()})
 
+    @property
+    def distance(self) -> float | None:
+        """How far a model is from the mean of all, by how far partners were apart; None without an exchange.
+
+        Two models that have nothing to do with each other are apart by the root of two times as far as each is from
+        the mean.
+        """
+        done = self.exchanges + self.late
+        return (self.sqdistance / done / 2) ** 0.5 if done else None
+
     def event(self, step: int, members: int, examples: int, spread: float | None) -> Gossiped:
         """For the record; ``spread`` is what a consensus has measured, if there was one."""
-        done = self.exchanges + self.late
         return Gossiped(
             time=time.time(),
             step=step,
@@ -61,9 +70,7 @@ class Counts:
             late=self.late,
             bits=self.bits / self.exchanges if self.exchanges else None,
             staleness=self.age / self.taken if self.taken else None,
-            # Two models that have nothing to do with each other are apart by the root of two times as far as each is
-            # from the mean.
-            distance=(self.sqdistance / done / 2) ** 0.5 if done else None,
+            distance=self.distance,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
             unheard=self.unheard + self.strangers,

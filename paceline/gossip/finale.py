@@ -27,9 +27,11 @@ Parcel = tuple[int, Errand, Tensor | None]
 class Whole:
     """A model with all that belongs to it, as bytes: numbers, of which some are averaged in exchanges, and counters."""
 
-    def __init__(self, numel: int, counters: int, trained: int | None = None) -> None:
+    def __init__(self, numel: int, counters: int, trained: int | None = None, measured: int | None = None) -> None:
         self.trained = numel if trained is None else trained
         """How many of the numbers are averaged in exchanges: the first ones."""
+        self.measured = self.trained if measured is None else measured
+        """How many of these are parameters, the first ones again: distances are measured between these."""
         self.bytes = 4 * numel + counters
         self._split = [4 * numel, counters]
 
@@ -135,8 +137,8 @@ class Finale:
             self._gathering, self._await = None, Question(ALIVE, now + POLL)
             if lead == own.number:
                 how = self._number, own.number, self._numbers, own.examples
-                trained = self._whole.trained
-                self._gathering = Gathering(*how, final=True, patience=self._patience, trained=trained)
+                extent = self._whole.trained, self._whole.measured
+                self._gathering = Gathering(*how, final=True, patience=self._patience, extent=extent)
                 self._await = None
         if self._gathering is not None:
             for other in others:

@@ -49,15 +49,25 @@ class Gathering:
     A member is asked first whether it lives, which a dead one does not keep anybody waiting for long with, then for its
     model, for which it has as long as ``patience``. ``number`` is that of the questions, ``final`` what is asked for.
     Differences to the own model are added up in double precision, so that the distances of the models from their mean,
-    which are small, do not drown in rounding. The first ``trained`` numbers must be finite, or a model does not count;
-    what else belongs to it may be anything (masks often are infinite).
+    which are small, do not drown in rounding. ``extent`` says how many numbers, the first ones, must be finite, or a
+    model does not count, and between how many of these distances are measured; what else belongs to a model may be
+    anything (masks often are infinite).
     """
 
     def __init__(
-        self, number: int, member: int, own: Tensor, weight: int, *, final: bool, patience: float, trained: int
+        self,
+        number: int,
+        member: int,
+        own: Tensor,
+        weight: int,
+        *,
+        final: bool,
+        patience: float,
+        extent: tuple[int, int],
     ) -> None:
         self.number = number
-        self._final, self._patience, self._trained = final, patience, trained
+        self._final, self._patience = final, patience
+        self._trained, self._measured = extent
         sound = self._is_sound(own)
         self._own, self._shown = own if sound else torch.zeros_like(own), own
         self._weight = weight if sound else 0
@@ -93,7 +103,7 @@ class Gathering:
         if self._is_sound(model):
             away = torch.where(model == self._own, 0.0, model.double() - self._own)  # infinities that are the same
             self._sum.add_(away, alpha=weight)
-            self._squares += weight * float(away[: self._trained] @ away[: self._trained])
+            self._squares += weight * float(away[: self._measured] @ away[: self._measured])
             self._weight += weight
             self.members = sorted([*self.members, member])
         del self._asked[member]  # last: another thread looks whether all have come
@@ -144,5 +154,5 @@ class Gathering:
 
     def distance(self) -> float:
         """How far the models are from it: the root of the weighted mean of the squares."""
-        weight, total = max(self._weight, 1), self._sum[: self._trained]
+        weight, total = max(self._weight, 1), self._sum[: self._measured]
         return math.sqrt(max(0.0, self._squares / weight - float(total @ total) / weight**2))

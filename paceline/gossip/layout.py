@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import LoopError, SettingError
+from paceline.gossip.moments import Moments
 from paceline.replica import Replica
 
 __all__ = ["Layout"]
@@ -14,13 +15,15 @@ NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Layout:
-    """Trained parameters first, which exchanges average; then floating-point buffers, which belong to the whole model.
+    """Trained parameters first, which exchanges average, with ``moments`` if there are some.
+
+    Then floating-point buffers, which belong to the whole model.
 
     Counters, buffers of whole numbers, cannot be averaged: whoever takes a whole model takes them as they are.
     """
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, replica: Replica, moments: Moments | None = None) -> None:
+        self._replica, self._moments = replica, moments
         self._parameters = replica.parameters
         wide = [name for name, p in replica.named if p.dtype not in NARROW]
         wide += [name for name, buffer in self._named_buffers(True) if buffer.dtype not in NARROW]
@@ -28,7 +31,9 @@ class Layout:
             raise SettingError(
                 f"Gossip sends numbers as float32, and {wide[0]} would lose digits; make the model float32 or narrower"
             )
-        self.numel = sum(p.numel() for p in self._parameters)
+        self.measured = sum(p.numel() for p in self._parameters)
+        """Numbers that are parameters: how far models are apart is the distance of these."""
+        self.numel = self.measured + (0 if moments is None else moments.numel)
         """Numbers that are averaged in exchanges."""
         self.more = sum(buffer.numel() for _, buffer in self._named_buffers(True))
         """Numbers that only belong to the whole model."""
@@ -52,9 +57,11 @@ class Layout:
 
     @torch.no_grad()
     def add(self, change: Tensor) -> None:
-        """Add a row of numbers to the parameters."""
-        parameters = [p.detach() for p in self._parameters]
-        torch._foreach_add_(parameters, self._views(change, parameters))
+        """Add a row of numbers to what is averaged."""
+        averaged = self._averaged()
+        torch._foreach_add_(averaged, self._views(change, averaged))
+        if self._moments is not None:
+            self._moments.corrected()
 
     @torch.no_grad()
     def write(self, numbers: Tensor, counters: Tensor | None = None) -> None:
@@ -73,7 +80,11 @@ class Layout:
         return torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
 
     def _tensors(self) -> list[Tensor]:
-        return [*(p.detach() for p in self._parameters), *(buffer for _, buffer in self._named_buffers(True))]
+        return [*self._averaged(), *(buffer for _, buffer in self._named_buffers(True))]
+
+    def _averaged(self) -> list[Tensor]:
+        moments = [] if self._moments is None else self._moments.tensors()
+        return [*(p.detach() for p in self._parameters), *moments]
 
     def _views(self, row: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         parts = torch.split(row, [each.numel() for each in tensors])

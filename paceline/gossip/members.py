@@ -118,7 +118,8 @@ class Members:
         self._graph = graph
         self._known: dict[int, News] = {own.number: own}
         self._contacts: dict[int, _Contact] = {}
-        self._before = own.examples
+        self.before = own.examples
+        """Examples that this worker has used in earlier lives."""
         self._told = 0
         self._patience = Patience()
         self._chance = random.Random(repr((seed, own.number, own.life)))
@@ -128,7 +129,7 @@ class Members:
         self.own = msgspec.structs.replace(
             self.own,
             state=self.own.state if state is None else state,
-            examples=self.own.examples if examples is None else self._before + examples,
+            examples=self.own.examples if examples is None else self.before + examples,
         )
         self._known[self.own.number] = self.own
 
@@ -150,9 +151,16 @@ class Members:
                 f"another worker has begun as member {own.number}, at {news.address}; this one is not needed any more, "
                 "or both were started with the same number"
             )
-        if news.life < own.life and news.examples > self._before:
-            before, self._before = self._before, news.examples
+        if news.life < own.life and news.examples > self.before:
+            before, self.before = self.before, news.examples
             self.tell(examples=own.examples - before)
+
+    def resume(self, examples: int, of_all: int) -> None:
+        """By its checkpoint this worker has used so many examples in earlier lives, and all together so many."""
+        this_life = self.own.examples - self.before
+        self.before = max(self.before, examples)
+        self.tell(examples=this_life)
+        self.hear_of_all(of_all)
 
     def hear_of_all(self, examples: int) -> None:
         """Somebody knows of so many examples that all have used: it may have heard of members that this one has not."""
@@ -240,7 +248,7 @@ class Members:
     @property
     def elsewhere(self) -> int:
         """Of these, all but those that this worker has used in this life."""
-        return self.examples - (self.own.examples - self._before)
+        return self.examples - (self.own.examples - self.before)
 
     @property
     def addresses(self) -> set[str]:

@@ -23,6 +23,7 @@ HANDSHAKE = 5_000  # milliseconds that a stranger may take to prove who it is
 BEAT, DEAD = 2_000, 10_000  # milliseconds: a connection that is silent for so long is made anew
 RETRY, LONGEST_RETRY = 50, 2_000  # milliseconds between attempts to connect
 GOODBYE = 1_000  # milliseconds that the last letters have to leave
+FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 ZAP = "inproc://zeromq.zap.01"  # where libzmq asks who may come in (rfc.zeromq.org/spec/27)
 ZAP_REQUEST = 7  # frames: version, request, domain, address, identity, mechanism, key
 
@@ -41,7 +42,7 @@ class Sockets:
         self._poller = zmq.Poller()
         self._zap: zmq.Socket[bytes] | None = None
         self.strangers = 0
-        """Attempts to connect without the run's key."""
+        """Attempts to connect without the run's key, or with what is no ZeroMQ."""
         try:
             if keys is not None:
                 self._zap = self._context.socket(zmq.REP)
@@ -51,6 +52,8 @@ class Sockets:
             self._ears.rcvhwm = WAITING
             self._ears.maxmsgsize = limit
             self._secure(self._ears, server=True)
+            self._failures = self._ears.get_monitor_socket(FAILED)
+            self._poller.register(self._failures, zmq.POLLIN)
             self.address = self._bind(host, port)
             self._poller.register(self._ears, zmq.POLLIN)
         except BaseException:
@@ -77,6 +80,9 @@ class Sockets:
         self._poller.poll(max(0, math.ceil(seconds * 1000)))
         while self._zap is not None and self._zap.poll(0):
             self._answer(self._zap)
+        while self._failures.poll(0):
+            self._failures.recv_multipart()
+            self.strangers += 1
 
     def receive(self) -> list[bytes] | None:
         """The frames of the next letter; None if there is none now."""
@@ -139,7 +145,6 @@ class Sockets:
         number = frames[1] if len(frames) > 1 else b""
         same = len(frames) == ZAP_REQUEST and frames[5] == b"CURVE"
         known = same and frames[6] == z85.decode(self._keys.public.encode())
-        self.strangers += not known
         code, text = (b"200", b"OK") if known else (b"400", b"not of this run")
         zap.send_multipart([b"1.0", number, code, text, b"", b""])
 

@@ -40,6 +40,8 @@ class Shape(msgspec.Struct, frozen=True):
     tensors: str
     """A digest of their names and shapes."""
     codec: Lattice | Identity
+    measured: int | None = None
+    """How many of the numbers that are averaged are parameters, the first ones; None for all."""
 
 
 def start(
@@ -103,7 +105,7 @@ def _run(
     blocking: bool,
     contacts: Sequence[str],
 ) -> Node:
-    whole = Whole(shape.numel + shape.more, shape.counters, shape.numel)
+    whole = Whole(shape.numel + shape.more, shape.counters, shape.numel, shape.measured)
     points, board = Points(shape.codec, shape.numel), Board(shape.numel, shape.more)
     points.prepare()
     now = time.monotonic()

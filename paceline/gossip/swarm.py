@@ -7,10 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from paceline.errors import FleetError
 from paceline.events import Gossiped
 from paceline.gossip.clerk import Clerk
 from paceline.gossip.counts import Counts
 from paceline.gossip.layout import Layout
+from paceline.gossip.members import State
 from paceline.gossip.node import Node
 
 __all__ = ["Swarm"]
@@ -22,12 +24,15 @@ SETTLED = 30.0  # seconds for an exchange to end before the final model is shown
 class Swarm:
     """One worker's part in it; ``deadline`` bounds, in seconds, the waits that there are: at the end, or if asked for.
 
-    All methods are for the thread that trains.
+    With ``strides`` it measures how far the model goes in a step. All methods are for the thread that trains.
     """
 
-    def __init__(self, node: Node, layout: Layout, deadline: float) -> None:
+    def __init__(self, node: Node, layout: Layout, deadline: float, strides: bool = False) -> None:
         self._node, self._layout, self._deadline = node, layout, deadline
-        self._counted = Counts()
+        self._counted, self._near = Counts(), Counts()
+        self._before = torch.zeros(layout.measured) if strides else None
+        self.stride = 0.0
+        """How far the model went in the last step, without what came of exchanges."""
         self._spread: float | None = None
         self.examples = 0
         """That this worker has used."""
@@ -56,6 +61,17 @@ class Swarm:
             ),
         )
 
+    @property
+    def examples_of_all_lives(self) -> int:
+        """That this worker has used, also before it was started again."""
+        return self._node.clerk.members.before + self.examples
+
+    @property
+    def addresses(self) -> set[str]:
+        """Where those listen that take part."""
+        members = self._node.clerk.members
+        return {members.own.address, *map(members.address, members.others(State.HERE))}
+
     def begin(self) -> None:
         """The model is one of the swarm; from now on others may average with it."""
         self._show()
@@ -66,14 +82,41 @@ class Swarm:
         joining = self._node.clerk.joining
         assert joining is not None, "it has not begun with the others"
         what = "a member of the swarm to give its model"
-        self._node.wait(lambda clerk: joining.model is not None, self._deadline, lambda clerk: what)
-        assert joining.model is not None
-        self._layout.write(*joining.model)
+        self._node.wait(lambda clerk: joining.model is not None or clerk.over, self._deadline, lambda clerk: what)
+        if joining.model is None:
+            raise FleetError(
+                "the run has come to its end while this worker was away, and there is nothing left to train; the "
+                "others have the final model"
+            )
+        self.take_given()
+
+    def take_given(self) -> None:
+        """Go back to the model that a member has given, if one has: a checkpoint's is older than the swarm's."""
+        joining = self._node.clerk.joining
+        if joining is not None and joining.model is not None:
+            self._layout.write(*joining.model)
+
+    def resume(self, examples: int, of_all: int) -> None:
+        """By its checkpoint this worker has used so many examples, and all together so many."""
+        self._node.do(lambda clerk: clerk.members.resume(examples, of_all))
+        heard = self._node.mark()
+        self._node.wait(
+            lambda clerk: heard() and self._node.sees.others + self.examples >= of_all,
+            self._deadline,
+            lambda clerk: "the thread beside the trainer",
+        )
+
+    def catch_up(self) -> None:
+        """Add what has come of exchanges so far, before the model is saved."""
+        if not self.finished:
+            self._correct()
+            self._show()
 
     def step_done(self, examples: int, offers: bool) -> None:
         """So many examples more; ``offers`` says whether it is time to average with somebody."""
         self.examples += examples
         self._layout.check()
+        self._measure()
         self._correct()
         self._show()
         total = self.examples
@@ -144,9 +187,21 @@ class Swarm:
         spread, self._spread = self._spread, None
         return since.event(step, sees.members, sees.others + self.examples, spread)
 
+    def distance(self) -> float | None:
+        """How far models were from their mean, by the exchanges since it was last asked; None if there were none."""
+        counts = replace(self._node.clerk.counts)
+        since, self._near = counts.since(self._near), counts
+        return since.distance
+
     def close(self) -> None:
         """Say goodbye."""
         self._node.close()
+
+    def _measure(self) -> None:
+        if self._before is not None:
+            now = torch.empty(self._layout.numel + self._layout.more)
+            self._layout.read(now)
+            self.stride = float((now[: self._layout.measured] - self._before).norm())
 
     def _correct(self) -> None:
         change = self._node.clerk.board.take()
@@ -158,4 +213,6 @@ class Swarm:
         clerk.counters = self._layout.counters()
         copy = clerk.board.blank()
         self._layout.read(copy)
+        if self._before is not None:
+            self._before.copy_(copy[: self._layout.measured])
         clerk.board.show(copy)

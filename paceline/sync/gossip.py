@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -16,43 +15,41 @@ from paceline.codec import Identity, Lattice
 from paceline.errors import LoopError, SettingError
 from paceline.events import Event
 from paceline.fleet import Fleet
+from paceline.gossip.entrance import Entrance
+from paceline.gossip.fitting import refuse_roles, refuse_run, refuse_settings
 from paceline.gossip.graph import Complete, Graph
-from paceline.gossip.invitation import Invitation, accept, answers, invite, withdraw
 from paceline.gossip.layout import Layout
-from paceline.gossip.node import Node
+from paceline.gossip.moments import Moments
+from paceline.gossip.resuming import even_out
 from paceline.gossip.sockets import check_bind
-from paceline.gossip.start import Shape, open_node, start
+from paceline.gossip.start import Shape
 from paceline.gossip.swarm import Swarm
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
-from paceline.roles import Asker, Observer
 from paceline.sync.every import Every
 from paceline.sync.local_step import own_gradients, own_part
-from paceline.sync.own_rounds import Geometric, OwnRounds, as_own
+from paceline.sync.optimizer_state import Average, Keep
+from paceline.sync.own_rounds import Geometric, OwnRounds, WhileNear, as_own
 from paceline.sync.tally import Tally
 
 __all__ = ["Gossip"]
-
-NO_CHECKPOINT = (
-    "needs a moment at which all workers stand still, which Gossip does not have; save the model's state_dict after "
-    "the loop, when it is the same on all workers"
-)
 
 
 class Gossip:
     """Average with one random neighbour after every few steps, in the background, however far the neighbour is.
 
     Both move half of the way to each other, from where they were when they showed their models; what was learnt
-    meanwhile stays. No worker waits, and one that dies is missed by nobody. The state of the optimizer is each
-    worker's own. When all workers together have reached the goal of the loop, the models of those alive become one, by
-    the examples that each has used.
+    meanwhile stays. No worker waits, and one that dies is missed by nobody. When all workers together have reached the
+    goal of the loop, the models of those alive become one, by the examples that each has used.
 
     Args:
         every: how many steps a worker does until it looks for a partner: a number, :class:`Seconds`,
-            :class:`Geometric`, or a schedule.
+            :class:`Geometric`, :class:`WhileNear`, or a schedule.
         graph: who may average with whom.
         codec: :class:`~paceline.codec.Lattice`, or :class:`~paceline.codec.Identity` for full precision.
+        optimizer_state: momentum stays each worker's own (:class:`Keep`), or is averaged with the parameters
+            (:class:`Average`; SGD, Adam, AdamW), which makes letters as many times as long.
         blocking: stand still until the exchange is done. For comparison, and where steps are short.
         bind: ``HOST`` or ``HOST:PORT`` of this machine, where this worker listens; the others must be able to reach it.
         plain: neither encrypt nor ask for the run's key, in a network where everybody is trusted.
@@ -63,112 +60,74 @@ class Gossip:
 
     def __init__(
         self,
-        every: Every | Geometric | int,
+        every: Every | Geometric | WhileNear | int,
         *,
         graph: Graph = Complete(),  # noqa: B008 (it is immutable)
         codec: Lattice | Identity = Lattice(8),  # noqa: B008 (it is immutable)
+        optimizer_state: Keep | Average = Keep(),  # noqa: B008 (it is immutable)
         blocking: bool = False,
         bind: str = "127.0.0.1",
         plain: bool = False,
         invitation: str | Path | None = None,
     ) -> None:
         self.every, self.graph, self.codec = as_own(every), graph, codec
+        self.optimizer_state = optimizer_state
         self.blocking, self.bind, self.plain = blocking, bind, plain
-        self.invitation = None if invitation is None else Path(invitation)
-        self._invited: Invitation | None = None
-        if not isinstance(codec, Lattice | Identity):
-            raise SettingError(
-                f"codec ({codec!r}) must be Lattice or Identity: both partners have to see the very same two points, "
-                "or the sum of their models is not kept"
-            )
-        if not callable(getattr(graph, "neighbours", None)) or isinstance(graph, type):
-            raise SettingError(f"graph ({graph!r}) must be a graph, such as gossip.Complete() or gossip.Ring()")
+        self._entrance = Entrance(invitation)
+        refuse_settings(graph, codec, optimizer_state)
         check_bind(bind)
         self.bytes_sent = 0
         self._rank, self._serves = 0, False
+        self._fleet: Fleet | None = None
         self._swarm: Swarm | None = None
         self._pending: tuple[Plan, Note] | None = None
         self._others, self._remarks = 0, list[str]()
+        self._resumed: tuple[int, int] | None = None
+        self._disturbed = False
 
     def __repr__(self) -> str:  # without where it listens, which is not the same on all workers
         told = [repr(self.every), f"graph={self.graph!r}", f"codec={self.codec!r}"]
+        told += ["optimizer_state=Average()"] if isinstance(self.optimizer_state, Average) else []
         told += [f"{name}=True" for name in ("blocking", "plain") if getattr(self, name)]
         return f"Gossip({', '.join(told)})"
 
-    def refuse(self, roles: dict[str, object], checkpoint: object, local_data: bool) -> None:
+    def refuse(self, roles: dict[str, object], local_data: bool) -> None:
         """What makes no sense where workers never come together."""
-        for name, role in roles.items():
-            if (isinstance(role, Asker) and role.needs) or isinstance(role, Observer):
-                raise SettingError(
-                    f"{name}={role!r} learns from what all workers did in the same step, but under Gossip they never "
-                    "come together; use a role that does not, or LocalSGD"
-                )
-        if checkpoint is not None:
-            raise SettingError(f"checkpoint= {NO_CHECKPOINT}")
-        if local_data and self.invitation is not None:
-            raise SettingError(
-                "invitation= is for a worker that comes back alone, which cannot know the lengths of the others' data "
-                "sets; leave it out, or share the data (local_data=False)"
-            )
+        refuse_roles(roles, local_data, invited=self._entrance.path is not None)
 
     def join(self, deadline: float) -> Fleet:
         """Come together with those that begin, or, with an invitation, to those that have begun already."""
-        found = None if self.invitation is None else accept(self.invitation)
-        self._invited = found if found is not None and answers(found) else None
-        if self._invited is None:
-            return Fleet.join(deadline)
-        fleet = Fleet.come_back(deadline)
-        if not 0 <= fleet.rank < fleet.size == self._invited.size:
-            raise SettingError(
-                f"the run that {self.invitation} invites to has {self._invited.size} workers, but this one was started "
-                f"as rank {fleet.rank} of {fleet.size}; start it as it was, or remove the file to begin a new run"
-            )
-        return fleet
+        return self._entrance.join(deadline)
 
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
-        """Begin to serve a run: the last time that all workers come together."""
+        """Begin to serve a run. Until the first loop begins, all workers can come together."""
         if self._serves:
             raise SettingError("this Gossip serves another run that is not closed; make one for each run")
-        if fleet.size == 1:
-            raise SettingError("Gossip needs at least two workers; start more, or leave sync out")
-        if replica.ddp is not None:
-            raise SettingError(
-                "DistributedDataParallel averages gradients in every step, which Gossip is there to avoid; give Run "
-                "the bare module"
-            )
-        self._rank, self._replica, self._layout = fleet.rank, replica, Layout(replica)
+        refuse_run(fleet.size, replica)
+        moments = None
+        if isinstance(self.optimizer_state, Average):
+            moments = Moments(replica.optimizer, set(map(id, replica.parameters)))
+        self._rank, self._replica, self._layout = fleet.rank, replica, Layout(replica, moments)
         self._tally, self._rounds = Tally(), OwnRounds(self.every, fleet.rank)
         layout, counters = self._layout, self._layout.counters()
-        shape = Shape(layout.numel, layout.more, counters.numel(), replica.shape(), self.codec)
-        self._swarm, self._serves = Swarm(self._start(fleet, shape, counters), layout, fleet.deadline), True
+        shape = Shape(layout.numel, layout.more, counters.numel(), replica.shape(), self.codec, layout.measured)
+        how = fleet, shape, counters, self.graph
+        node = self._entrance.open(*how, blocking=self.blocking, bind=self.bind, plain=self.plain)
+        strides, self._disturbed = isinstance(self.every, WhileNear), False
+        self._swarm, self._serves, self._fleet = Swarm(node, layout, fleet.deadline, strides), True, fleet
         self._remarks = (
             [f"{self.codec!r} is computed by {self.codec.kernel}"] if isinstance(self.codec, Lattice) else []
         )
         try:
-            self._swarm.meet() if self._invited is None else self._swarm.join()
-            fleet.disband()
+            self._swarm.join() if self._entrance.came_later else self._swarm.meet()
+            fleet.gather(b"", "all workers to have reached each other")
         except BaseException:
             self.detach()
             raise
 
-    def _start(self, fleet: Fleet, shape: Shape, counters: Tensor) -> Node:
-        if self._invited is not None:
-            life = int(100 * time.time())  # later than that of any worker that was started before
-            who = fleet.rank, life, self._invited.secret, shape, counters, self.graph
-            return open_node(*who, contacts=self._invited.addresses, blocking=self.blocking, bind=self.bind)
-        who_begins = fleet, shape, counters, self.graph
-        node, invitation = start(*who_begins, blocking=self.blocking, bind=self.bind, plain=self.plain)
-        try:
-            if self.invitation is not None:
-                invite(self.invitation, invitation)
-        except BaseException:
-            node.close()
-            raise
-        return node
-
     def detach(self) -> None:
         """Say goodbye to the others."""
-        self._pending, self._serves = None, False
+        self._pending, self._serves, self._fleet = None, False, None
         if self._swarm is not None:
             self._swarm.close()
 
@@ -187,7 +146,10 @@ class Gossip:
         """The loop begins: from now on others may average with this worker."""
         if self.swarm.finished:
             raise LoopError("the swarm has come to the end that all agreed on, and has parted; make a new Run to go on")
-        self._rounds.begin(own)
+        if self._fleet is not None:
+            self._fleet.disband()
+            self._fleet = None
+        self._rounds.enter(own)
         self._others = self.swarm.others_examples
         self.swarm.begin()
 
@@ -235,10 +197,13 @@ class Gossip:
         swarm.step_done(int(note.examples), offers)
         if offers and self.blocking:
             swarm.stand_still()
-        if not (offers or last or swarm.over or note.stop):
+        if not (offers or last or swarm.over or note.stop or note.save):
             return None
         whole, busy = self._tally.whole, self._tally.busy_seconds
-        self._rounds.begin(now)
+        if offers:
+            self._rounds.learn(swarm.distance(), swarm.stride)
+            self._rounds.begin(now)
+            self._entrance.keep(swarm.addresses)
         self._tally.clear()
         self._tally.met()
         stop = max(whole.stop, float(swarm.over))
@@ -254,6 +219,12 @@ class Gossip:
         """What was exchanged since the last time."""
         event = self.swarm.event(step)
         self.bytes_sent = event.bytes_sent
+        if event.unheard and not self._disturbed:
+            self._disturbed = True
+            self._remarks.append(
+                "letters or connections have come that are not of this run, and were not heard; how many is in the "
+                "record (unheard)"
+            )
         return [event]
 
     def remarks(self) -> list[str]:
@@ -265,8 +236,7 @@ class Gossip:
         """All together have reached the goal, or one was told to stop: the models of those alive become one."""
         self.swarm.finish()
         self._others = self.swarm.others_examples
-        if self.invitation is not None:
-            withdraw(self.invitation)
+        self._entrance.close()
 
     def rest(self) -> None:
         """The loop was left: this worker's model is its own, and the others go on."""
@@ -290,14 +260,33 @@ class Gossip:
         """Nobody is met."""
         raise AssertionError("it does not wait for who has left")
 
-    def own_state(self) -> NoReturn:
-        """There is none that could be saved."""
-        raise LoopError(f"run.save {NO_CHECKPOINT}")
+    def own_state(self) -> dict[str, Any]:
+        """How far this worker is, and all of them; with what has come of exchanges, the model is ready to be saved."""
+        swarm = self.swarm
+        swarm.catch_up()
+        return {
+            "examples": swarm.examples_of_all_lives,
+            "of_all": swarm.others_examples + swarm.examples,
+            "rounds": self._rounds.state_dict(),
+            "tally": self._tally.state_dict(),
+        }
 
-    def load_own_state(self, state: dict[str, Any]) -> NoReturn:
-        """There is none that could be loaded."""
-        raise LoopError(f"run.resume {NO_CHECKPOINT}")
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._rounds.load_state_dict(state["rounds"])
+        self._tally.load_state_dict(state["tally"])
+        self._resumed = state["examples"], state["of_all"]
 
-    def reload(self) -> NoReturn:
-        """There is nothing that could be loaded."""
-        raise LoopError(f"run.resume {NO_CHECKPOINT}")
+    def reload(self) -> None:
+        """Whose model was given by a member keeps that one: a checkpoint's is older."""
+        self.swarm.take_given()
+
+    def resumed(self, own: Progress | None) -> bool:
+        """Tell each other who has found a checkpoint; who has none gets a model of one that has."""
+        assert self._fleet is not None, "the fleet has not been disbanded"
+        (examples, of_all), self._resumed = self._resumed or (0, 0 if own is None else own.examples), None
+        latest = even_out(self._fleet, self._layout, None if own is None else of_all)
+        if latest is not None:
+            self.swarm.resume(examples, latest)
+        self._others = self.swarm.others_examples
+        return latest is not None or self._entrance.came_later

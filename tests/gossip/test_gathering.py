@@ -10,7 +10,7 @@ from paceline.gossip.messages import Await, Fetch
 
 
 def gathering(own: torch.Tensor, weight: int = 1) -> Gathering:
-    return Gathering(7, 0, own, weight, final=True, patience=10.0, trained=own.numel())
+    return Gathering(7, 0, own, weight, final=True, patience=10.0, extent=(own.numel(), own.numel()))
 
 
 def test_who_lives_is_asked_for_its_model() -> None:
@@ -75,7 +75,7 @@ def test_who_leaves_is_not_waited_for() -> None:
 def test_what_is_not_trained_may_be_infinite() -> None:
     """As masks are: the same on all workers, it stays; and it does not make a model unsound."""
     mask = torch.tensor([0.0, -torch.inf])
-    found = Gathering(7, 0, torch.cat([torch.zeros(3), mask]), 1, final=True, patience=10.0, trained=3)
+    found = Gathering(7, 0, torch.cat([torch.zeros(3), mask]), 1, final=True, patience=10.0, extent=(3, 3))
     found.include(1, now=0.0)
     found.take(1, torch.cat([torch.ones(3), mask]), 3)
     assert found.members == [0, 1]
@@ -85,7 +85,7 @@ def test_what_is_not_trained_may_be_infinite() -> None:
 
 def test_if_no_model_is_sound_the_own_one_stays() -> None:
     """Not zeros, which would look like a model."""
-    found = Gathering(7, 0, torch.full((3,), torch.nan), 1, final=True, patience=10.0, trained=3)
+    found = Gathering(7, 0, torch.full((3,), torch.nan), 1, final=True, patience=10.0, extent=(3, 3))
     found.include(1, now=0.0)
     found.take(1, torch.full((3,), torch.inf), 3)
     assert found.done
@@ -95,7 +95,7 @@ def test_if_no_model_is_sound_the_own_one_stays() -> None:
 
 @pytest.mark.parametrize("final", [False, True])
 def test_who_is_away_is_not_waited_for(final: bool) -> None:
-    found = Gathering(7, 0, torch.zeros(3), 1, final=final, patience=10.0, trained=3)
+    found = Gathering(7, 0, torch.zeros(3), 1, final=final, patience=10.0, extent=(3, 3))
     for member in (1, 2):
         found.include(member, now=0.0)
         found.questions(0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import SettingError
+from paceline.gossip.entrance import VARIABLE, Entrance
 from paceline.gossip.invitation import Invitation, accept, answers, invite, withdraw
 from paceline.gossip.keys import make_secret
 from paceline.sync import Gossip
@@ -65,3 +66,33 @@ def test_what_was_left_by_a_run_that_has_died_is_no_hindrance(tmp_path: Path, mo
     fleet = Gossip(2, invitation=tmp_path / "file").join(1.0)
     assert fleet.size == 1  # it begins as if there were no file
     fleet.close()
+
+
+def test_it_says_where_members_listen_now(tmp_path: Path) -> None:
+    entrance = Entrance(tmp_path / "file")
+    entrance.keep({"tcp://127.0.0.1:1"})  # before the run has begun there is nothing to keep
+    assert accept(tmp_path / "file") is None
+    entrance._invitation = Invitation(make_secret(plain=False), 2, ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"])
+    entrance.keep({"tcp://127.0.0.1:2", "tcp://127.0.0.1:1"})  # nothing new
+    assert accept(tmp_path / "file") is None
+    entrance.keep({"tcp://127.0.0.1:2", "tcp://127.0.0.1:3"})
+    found = accept(tmp_path / "file")
+    assert found is not None
+    assert found.addresses == ["tcp://127.0.0.1:2", "tcp://127.0.0.1:3"]
+    assert found.secret == entrance._invitation.secret
+    entrance.close()
+    assert accept(tmp_path / "file") is None
+
+
+def test_an_invitation_that_cannot_be_written_any_more_does_not_end_the_training(tmp_path: Path) -> None:
+    entrance = Entrance(tmp_path / "gone" / "file")
+    entrance._invitation = Invitation(make_secret(plain=False), 2, [])
+    with pytest.warns(UserWarning, match="cannot be written .* who is started again may not find the run"):
+        entrance.keep({"tcp://127.0.0.1:3"})
+
+
+def test_a_launcher_may_say_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Entrance(None).path is None
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
+    assert Entrance(None).path == tmp_path / "file"
+    assert Entrance(tmp_path / "own").path == tmp_path / "own"

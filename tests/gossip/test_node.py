@@ -17,13 +17,17 @@ from paceline.errors import FleetError, SettingError
 from paceline.gossip import Complete
 from paceline.gossip.clerk import Clerk
 from paceline.gossip.keys import Secret, make_secret
+from paceline.gossip.layout import Layout
 from paceline.gossip.members import News, State
 from paceline.gossip.messages import Agreed, Answer, Commit, Errand, Fetch, Hello, Message, Model, Propose
 from paceline.gossip.node import Node
 from paceline.gossip.sockets import Sockets
 from paceline.gossip.start import Shape, open_node
+from paceline.gossip.swarm import Swarm
 from paceline.gossip.wire import encode
+from paceline.replica import Replica
 from tests.gossip.clerks import NO_COUNTERS, show, shown
+from tests.problems import mlp
 
 NUMBERS = 3000
 SHAPE = Shape(NUMBERS, 10, 0, "tensors", Lattice(8))
@@ -180,3 +184,17 @@ def test_goodbye_is_heard() -> None:
         nodes[1].close()
         nodes[0].wait(lambda clerk: clerk.members.others(State.LEFT) == [1], 5.0, lambda _: "goodbye")
         assert nodes[0].clerk.members.participants() == [0]
+
+
+def test_who_comes_back_when_the_end_has_come_is_told_so() -> None:
+    """Instead of waiting for somebody who trains."""
+    secret = make_secret(plain=False)
+    layout = Layout(Replica(mlp(), torch.optim.SGD(mlp().parameters(), lr=0.1)))
+    with swarm(1, secret, model()) as nodes:
+        nodes[0].do(Clerk.end)
+        contacts = [nodes[0].clerk.members.own.address]
+        with (
+            closing(open_node(1, 5, secret, SHAPE, NO_COUNTERS, Complete(), contacts=contacts)) as late,
+            pytest.raises(FleetError, match="the run has come to its end while this worker was away"),
+        ):
+            Swarm(late, layout, 60.0).join()

@@ -33,6 +33,14 @@ def hear(ears: Sockets, seconds: float) -> list[list[bytes]]:
     return []
 
 
+def notice(ears: Sockets) -> None:
+    """That somebody without the key was there is counted."""
+    end = time.monotonic() + 10.0
+    while not ears.strangers:
+        assert time.monotonic() < end
+        ears.wait(0.02)
+
+
 @pytest.fixture
 def ours() -> Iterator[tuple[Sockets, Keys]]:
     own = keys()
@@ -56,6 +64,7 @@ def test_who_has_another_key_is_not_heard(ours: tuple[Sockets, Keys]) -> None:
     with closing(Sockets(HOST, keys(), 10_000)) as stranger:
         stranger.send(ears.address, [b"let me in"])
         assert hear(ears, 0.5) == []
+        notice(ears)
     with closing(Sockets(HOST, own, 10_000)) as partner:  # the ears still work
         partner.send(ears.address, [b"hello"])
         assert hear(ears, 5.0) == [[b"hello"]]
@@ -72,7 +81,7 @@ def test_who_only_knows_the_public_key_is_not_heard(ours: tuple[Sockets, Keys]) 
     mouth.connect(ears.address)
     mouth.send(b"let me in")
     assert hear(ears, 0.5) == []
-    assert ears.strangers >= 1
+    notice(ears)
     context.destroy()
 
 

@@ -38,6 +38,38 @@ def test_two_workers_blocking_are_averages_of_parameters(pool: Pool, momentum: f
     assert gossip[0][1] == gossip[1][1]
 
 
+def momenta(role: Any, kind: str) -> tuple[list[Tensor], list[Tensor]]:
+    """The models after every step, and all that the optimizer remembers, but for its counters."""
+    model = mlp()
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if kind == "SGD":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    models: list[Tensor] = []
+    states: list[Tensor] = []
+    with pl.Run(model, optimizer, data(80), batch=8, sync=role) as run:
+
+        def each(step: pl.Step) -> None:
+            models.append(flat(model))
+            kept = [
+                value for state in optimizer.state.values() for key, value in sorted(state.items()) if key != "step"
+            ]
+            states.append(torch.cat([value.reshape(-1) for value in kept]))
+
+        train(run, model, each=each, steps=25)
+    return models, states
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_momentum_is_averaged_as_under_local_sgd(pool: Pool, kind: str) -> None:
+    average = sync.Average()
+    gossip = pool.run(2, momenta, sync.Gossip(1, codec=Identity(), blocking=True, optimizer_state=average), kind)
+    local = pool.run(2, momenta, sync.LocalSGD(1, optimizer_state=average), kind)
+    for (ours, mine), (theirs, others) in zip(gossip, local, strict=True):
+        torch.testing.assert_close(torch.stack(ours), torch.stack(theirs), rtol=0, atol=1e-5)
+        torch.testing.assert_close(torch.stack(mine), torch.stack(others), rtol=0, atol=1e-5)
+    torch.testing.assert_close(gossip[0][1][-1], gossip[1][1][-1], rtol=0, atol=1e-6)  # both have gone half of the way
+
+
 def alone(rank: int, steps: int) -> Tensor:
     """What one worker makes of its share of the same order, without any other."""
     model = mlp()

@@ -14,10 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader
 
 import paceline as pl
 from paceline import gossip, sync
 from paceline.events import Ended, Event, Gossiped, Remark, StepDone
+from paceline.gossip.counts import Counts
 from paceline.gossip.sockets import Sockets
 from paceline.records import Progress
 from paceline.sync.own_rounds import OwnRounds
@@ -50,11 +53,14 @@ def make(role: sync.Gossip, **settings: Any) -> pl.Run:
         ({"every": 0}, r"every \(0\) must be at least 1"),
         ({"every": sync.Geometric(0.5)}, r"its mean must be at least 1 step"),
         ({"every": sync.Geometric(math.inf)}, r"its mean must be at least 1 step"),
+        ({"every": sync.WhileNear(1, 5.0)}, r"its steps must be at least 2, or there is nothing to shorten"),
+        ({"every": sync.WhileNear(8, 0.0)}, r"its times must be a positive number"),
         ({"every": sync.Seconds(0)}, r"must be a positive number of seconds"),
         ({"codec": pl.codec.Half()}, r"codec \(Half\(\)\) must be Lattice or Identity: both partners have to see"),
         ({"codec": pl.codec.Lattice}, r"must be Lattice or Identity"),
         ({"graph": "ring"}, r"graph \('ring'\) must be a graph, such as gossip.Complete\(\)"),
         ({"graph": gossip.Ring}, r"must be a graph"),
+        ({"optimizer_state": sync.Reset()}, r"optimizer_state \(Reset\(\)\) must be Keep\(\) or Average\(\)"),
         ({"bind": "0.0.0.0"}, r"no address that others could reach"),
         ({"bind": "tcp://here"}, r"must be HOST or HOST:PORT"),
     ],
@@ -78,7 +84,6 @@ def test_local_sgd_has_no_chances_of_its_own() -> None:
         ),
         ({"balance": pl.balance.BySpeed()}, r"balance=BySpeed.* under Gossip they never come together"),
         ({"lr": pl.lr.AdaScale(8)}, r"lr=AdaScale.* learns from what all workers did"),
-        ({"checkpoint": pl.Checkpoint("somewhere")}, r"checkpoint= needs a moment at which all workers stand still"),
         ({}, r"Gossip needs at least two workers; start more"),
     ],
 )
@@ -106,6 +111,49 @@ def test_chances_have_the_mean_and_no_memory() -> None:
 def test_a_mean_of_one_is_every_step() -> None:
     rounds = OwnRounds(sync.Geometric(1), number=0)
     assert rounds.over(Progress(1))
+
+
+def test_rounds_are_shorter_while_models_are_far_from_each_other() -> None:
+    rounds, at, lengths = OwnRounds(sync.WhileNear(8, times=10.0), number=0), 0, []
+    for distance in (None, 5.0, 30.0, 30.0, 30.0, 30.0, None, 20.0, 19.0, 5.0, 5.0):
+        length = next(n for n in range(1, 100) if rounds.over(Progress(at + n)))
+        lengths.append(length)
+        at += length
+        rounds.learn(distance, stride=2.0)
+        rounds.begin(Progress(at))
+    assert lengths == [8, 8, 8, 4, 2, 1, 1, 1, 2, 4, 8]
+    other = OwnRounds(sync.WhileNear(8, times=10.0), number=0)
+    other.load_state_dict(rounds.state_dict())
+    other.enter(Progress(at))
+    assert [other.over(Progress(at + n)) for n in (7, 8)] == [False, True]
+
+
+def strides() -> tuple[list[float], list[float], float | None]:
+    """How far the model went in each step, as measured, and as it is by the gradients; and how far partners were."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    role = sync.Gossip(sync.WhileNear(4, times=1e9))
+    measured, expected = [], []
+    with pl.Run(model, optimizer, data(160), batch=8, sync=role, deadline=30.0) as run:
+
+        def each(step: pl.Step) -> None:
+            gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+            measured.append(role.swarm.stride)
+            expected.append(0.1 * float(gradient.norm()))
+            time.sleep(0.005)
+            if role.swarm._node.clerk.counts.exchanges >= 3:
+                run.stop()
+
+        train(run, model, each=each, steps=10**9)
+        role.swarm._near = Counts()
+        return measured, expected, role.swarm.distance()
+
+
+def test_how_far_a_step_goes_is_measured_without_what_came_of_exchanges(pool: Pool) -> None:
+    for measured, expected, distance in pool.run(2, strides):
+        assert measured == pytest.approx(expected, rel=1e-3)
+        assert distance is not None
+        assert distance > 0
 
 
 def refused(kind: str) -> str:
@@ -183,6 +231,8 @@ ROLES = {
     "by chance": lambda: sync.Gossip(sync.Geometric(3), codec=pl.codec.Identity(), plain=True),
     "seconds": lambda: sync.Gossip(sync.Seconds(0.02), graph=gossip.Ring(), codec=pl.codec.Lattice(4)),
     "blocking": lambda: sync.Gossip(3, blocking=True, graph=gossip.RandomRegular(2)),
+    "AD-PSGD": lambda: pl.recipes.ad_psgd(),
+    "momentum": lambda: sync.Gossip(2, optimizer_state=sync.Average()),
 }
 
 
@@ -190,7 +240,9 @@ def run_of(kind: str, local_data: bool = False) -> tuple[str, Progress, list[Eve
     return whole_run(ROLES[kind](), local_data)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("steps", 4), ("by chance", 3), ("seconds", 3), ("blocking", 3)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("steps", 4), ("by chance", 3), ("seconds", 3), ("blocking", 3), ("momentum", 2)]
+)
 def test_all_come_to_the_end_with_the_same_model(pool: Pool, kind: str, size: int) -> None:
     found = pool.run(size, run_of, kind)
     assert len({digest for digest, _, _, _ in found}) == 1  # buffers included
@@ -203,11 +255,17 @@ def test_all_come_to_the_end_with_the_same_model(pool: Pool, kind: str, size: in
     assert sum(event.exchanges for event in seen) >= 5  # rank 0 has stopped all then
     assert sum(event.bytes_sent for event in seen) > 0
     assert sum(event.unheard for event in seen) == 0
-    assert {event.bits for event in seen if event.bits} <= {4.0, 8.0, 16.0, 32.0} or kind in ("steps", "seconds")
+    assert {event.bits for event in seen if event.bits} <= {4.0, 8.0, 16.0, 32.0} or kind in (
+        "steps",
+        "seconds",
+        "momentum",
+    )
     assert max(event.members for event in seen) == size
     assert any(event.distance for event in seen)
     told = [event.text for event in events if isinstance(event, Remark)]
-    assert [one.endswith("is computed by numba") for one in told] == ([] if kind == "by chance" else [True])
+    assert [one.endswith("is computed by numba") for one in told] == (
+        [] if kind in ("by chance", "AD-PSGD") else [True]
+    )
     ended = events[-1]
     assert isinstance(ended, Ended)
     assert ended.reason == "stopped"
@@ -219,6 +277,24 @@ def test_workers_may_have_data_of_their_own(pool: Pool) -> None:
     found = pool.run(2, run_of, "steps", True)
     assert len({digest for digest, _, _, _ in found}) == 1
     assert all(progress.examples >= 4 * 320 for _, progress, _, _ in found)
+
+
+def recomputed() -> tuple[str, str]:
+    """The digests of the final model, and of the one whose statistics were computed anew."""
+    model = normed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pl.Run(model, optimizer, data(160), batch=16, sync=sync.Gossip(2), deadline=30.0) as run:
+        train(run, model, steps=10)
+        averaged = run.replica.digest()
+        update_bn(DataLoader(data(160), batch_size=40), model)
+        return averaged, run.replica.digest()
+
+
+def test_statistics_can_be_computed_anew_at_the_end(pool: Pool) -> None:
+    """From the same examples on all workers, so that all have the same."""
+    first, second = pool.run(2, recomputed)
+    assert first == second
+    assert first[0] != first[1]
 
 
 def with_consensus() -> tuple[list[float], bool, str]:
@@ -299,8 +375,6 @@ def test_one_that_stops_stops_all(pool: Pool) -> None:
 def afterwards(what: str) -> None:
     with make(sync.Gossip(2)) as run:
         train(run, run.model, steps=3)
-        if what == "save":
-            run.save("nowhere")
         if what == "resume":
             run.resume("nowhere")
         if what == "steps":
@@ -310,7 +384,6 @@ def afterwards(what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("save", "run.save needs a moment at which all workers stand still"),
         ("resume", "gone their own ways"),
         ("steps", "the swarm has come to the end that all agreed on"),
     ],

@@ -1,0 +1,53 @@
+"""What Gossip refuses: settings that cannot be, and roles that make no sense where workers never come together."""
+
+from __future__ import annotations
+
+from paceline.codec import Identity, Lattice
+from paceline.errors import SettingError
+from paceline.replica import Replica
+from paceline.roles import Asker, Observer
+from paceline.sync.optimizer_state import Average, Keep
+
+__all__ = ["refuse_roles", "refuse_run", "refuse_settings"]
+
+
+def refuse_settings(graph: object, codec: object, optimizer_state: object) -> None:
+    """What is wrong whatever the run is."""
+    if not isinstance(codec, Lattice | Identity):
+        raise SettingError(
+            f"codec ({codec!r}) must be Lattice or Identity: both partners have to see the very same two points, "
+            "or the sum of their models is not kept"
+        )
+    if not callable(getattr(graph, "neighbours", None)) or isinstance(graph, type):
+        raise SettingError(f"graph ({graph!r}) must be a graph, such as gossip.Complete() or gossip.Ring()")
+    if not isinstance(optimizer_state, Keep | Average):
+        raise SettingError(
+            f"optimizer_state ({optimizer_state!r}) must be Keep() or Average() under Gossip: a pair meets while both "
+            "train on, so that there is no moment at which momentum could begin anew"
+        )
+
+
+def refuse_roles(roles: dict[str, object], local_data: bool, invited: bool) -> None:
+    """What needs all workers at once."""
+    for name, role in roles.items():
+        if (isinstance(role, Asker) and role.needs) or isinstance(role, Observer):
+            raise SettingError(
+                f"{name}={role!r} learns from what all workers did in the same step, but under Gossip they never "
+                "come together; use a role that does not, or LocalSGD"
+            )
+    if local_data and invited:
+        raise SettingError(
+            "an invitation is for a worker that comes back alone, which cannot know the lengths of the others' data "
+            "sets; leave invitation= (or `--independent`) out, or share the data (local_data=False)"
+        )
+
+
+def refuse_run(size: int, replica: Replica) -> None:
+    """What cannot be averaged in pairs."""
+    if size == 1:
+        raise SettingError("Gossip needs at least two workers; start more, or leave sync out")
+    if replica.ddp is not None:
+        raise SettingError(
+            "DistributedDataParallel averages gradients in every step, which Gossip is there to avoid; give Run "
+            "the bare module"
+        )
