@@ -19,6 +19,7 @@ from paceline.goal import Goal
 from paceline.hooks import OptimizerHooks
 from paceline.identity import identity, versions
 from paceline.journal import Journal
+from paceline.lessons import Lessons
 from paceline.machinery import Machinery
 from paceline.meeting import compare_plans, round_of
 from paceline.planner import Cursor, advance, cut
@@ -58,6 +59,7 @@ class Loop:
         self._speakers = [role for role in roles if isinstance(role, Speaker)]
         self._counter = run.lr if isinstance(run.lr, Counter) else None
         self._unmet = run.sync if isinstance(run.sync, Unmet) else None
+        self.lessons = Lessons(run.order, run.fleet)
         self._askers = [role for role in roles if isinstance(role, Asker) and role.needs]
 
     def equip(self, parts: Machinery, journal: Journal) -> None:
@@ -113,13 +115,16 @@ class Loop:
         size = run.batch.size(cursor.progress)
         # Where workers never meet, how much of a budget is left is not known to the example.
         left = goal.left(cursor.progress) if goal and self._unmet is None else None
-        return cut(cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left)
+        return self.lessons.mark(cut(cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left))
+
+    def _draw(self, hand: Hand, step: int) -> Plan:
+        return self.lessons.mark(draw(hand, step))
 
     def _next_step(self, goal: Goal) -> Step:
         if self._apart():
             hand = self._deal(goal)
             future = partial(self._foresee_draws, hand, self._drawn + 1)
-            return Step(self._parts, draw(hand, self._drawn), False, future)
+            return Step(self._parts, self._draw(hand, self._drawn), False, future)
         plan = self.plan(self.cursor, goal)
         self._mind_batch_norm(plan.counts)
         self._after = after = advance(self.cursor, plan, self._run.lengths)
@@ -161,11 +166,17 @@ class Loop:
         probe, progress = self._parts.probe, self.cursor.progress
         if not probe.active:
             return None
-        due = [one.needs for one in self._askers if not isinstance(one, Due) or one.due(progress)]
-        if not self._run.sync.measures(progress, plan, probe.always or bool(due)):
+        asked = (one.needs for one in self._askers if not isinstance(one, Due) or one.due(progress))
+        due: frozenset[Need] = frozenset().union(*asked)
+        units = due & {Need.UNITS}
+        if not (probe.statistics and self._run.sync.measures(progress, plan, probe.always or due != units)):
+            due = units
+        elif due == units:
+            due = due | {Need.VARIANCE}  # nobody asks for it but the user, who wants it always
+        if not due:
             return None
         probe.follow(self._run.replica.parameters)
-        return frozenset().union(*due)
+        return due
 
     def close_step(self, step: Step) -> None:
         """The body of the loop is done: learn from the step, and move on."""
@@ -185,6 +196,7 @@ class Loop:
         """The step counts: as soon as the optimizer has stepped, so that the rest of the loop's body sees it."""
         if self.cursor.progress.step != step.index:
             return
+        self.lessons.see(step.fragments)
         if self.hand is not None:
             self._advance_apart(step, self.hand)
             return
@@ -228,12 +240,19 @@ class Loop:
                 self._journal.write(Remark(time.time(), round.plan.step, text))
         self._stopping = int(max(note.stop for note in round.notes))
         run = self._run
+        if self.lessons.due(self.cursor.progress):
+            self.learn_order()
         for event in self._unmet.events(round.plan.step) if self._unmet is not None else []:
             self._journal.write(event)
         clock, rate = self._parts.clock, self.hooks.learning_rate
         self._journal.round_done(round, self.progress, clock, run.sync, rate, applied)
         if round.notes[0].save:
             run.save_by_itself()
+
+    def learn_order(self) -> None:
+        """All workers have come here: let an order that learns from gradients know what all have seen."""
+        with self._parts.clock.aside():
+            self._run.sync.bytes_sent += self.lessons.exchange(self.cursor.progress)
 
     def _end_together(self) -> int:
         """A signal that came after the last note is known to one worker only: ask all. Gives its number, or 0."""
@@ -298,7 +317,7 @@ class Loop:
         run = self._run
         if not goal.reached(self.cursor.progress) and not self._stopping:
             apart = self._apart()
-            plan = draw(self._deal(goal), self._drawn) if apart else self.plan(self.cursor, goal)
+            plan = self._draw(self._deal(goal), self._drawn) if apart else self.plan(self.cursor, goal)
             meeting = run.sync.leave(plan)
             compare_plans(meeting.notes, plan.step)
             behind = round(max(note.steps for note in meeting.notes) - meeting.notes[run.fleet.rank].steps)
@@ -319,6 +338,6 @@ class Loop:
 
     def _foresee_draws(self, hand: Hand, step: int) -> Iterator[Plan]:
         """The plans that follow if the round goes on."""
-        while (plan := draw(hand, step)).counts[self._run.fleet.rank]:
+        while (plan := self._draw(hand, step)).counts[self._run.fleet.rank]:
             yield plan
             step += 1

@@ -19,6 +19,7 @@ from paceline.records import Meeting, Note, Plan, Progress, Round
 
 if TYPE_CHECKING:
     from paceline.fleet import Fleet
+    from paceline.order.fragments import Fragment
     from paceline.probe import Probe
     from paceline.replica import Replica
 
@@ -29,6 +30,7 @@ __all__ = [
     "Codec",
     "Counter",
     "Due",
+    "Learner",
     "LearningRate",
     "Need",
     "Observer",
@@ -53,6 +55,8 @@ class Need(enum.Enum):
     """The same of every worker's own gradient: ``measured`` and ``own_sqnorm`` of notes. Under LocalSGD only."""
     COORDINATES = "coordinates"
     """The variance of every coordinate: ``coordinates`` of rounds. Under AllReduce only; a second vector travels."""
+    UNITS = "units"
+    """The image of every unit's gradient in every step, for an order that learns from it: :class:`Learner`."""
 
 
 @runtime_checkable
@@ -113,6 +117,31 @@ class Order(Protocol):
 
     def permutation(self, length: int, epoch: int, seed: int) -> Tensor:
         """The ids of all examples in the order of this epoch: int64, each exactly once."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """An :class:`Order` that learns from the gradients of units, which all workers tell each other now and then.
+
+    It does not foresee, and asks for ``Need.UNITS``. A micro-batch has examples of one ``unit`` only, unless that is 0.
+    It gives the order of ``epoch``, whose check sum ``digest`` is compared between workers.
+    """
+
+    unit: int
+    epoch: int
+    digest: int
+
+    def begin(self, rank: int, workers: int, lengths: tuple[int, ...], share: int, probe: Probe) -> None:
+        """Begin to serve a run; ``share`` is the largest micro-batch of its first step."""
+
+    def see(self, fragments: Sequence[Fragment]) -> None:
+        """Take what this worker has seen in a step that counts."""
+
+    def tell(self) -> bytes:
+        """What this worker has seen since it was asked the last time, for all others."""
+
+    def hear(self, blobs: Sequence[bytes], now: Progress) -> None:
+        """Take what all workers have told, by rank; if ``now`` is in a new epoch, make its order."""
 
 
 class Batch(Protocol):

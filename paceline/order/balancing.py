@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import LoopError, SettingError
-from paceline.order.signs import Greedy, Rule, gram_signs
+from paceline.order.signs import Greedy, Rule, gram_signs, grid_of
 
 __all__ = ["Balancer", "MeanBalancer", "PairBalancer", "pair_reorder", "reorder"]
 
@@ -162,14 +162,21 @@ class MeanBalancer:
     """Balances gradients minus the mean gradient of the epoch before (GraB, Lu et al. 2022); one stream.
 
     In the first epoch that mean is taken for zero, so that its order is hardly better than the one before.
+
+    Args:
+        orders: the units in the order of this epoch: a list with one list.
+        rule: how signs are chosen.
+        rounded: round the mean to a few bits. Where gradients are, too, all sums are exact: different processors come
+            to the same order.
     """
 
-    def __init__(self, orders: Sequence[Sequence[int]], rule: Rule | None = None) -> None:
+    def __init__(self, orders: Sequence[Sequence[int]], rule: Rule | None = None, *, rounded: bool = False) -> None:
         if len(orders) != 1:
             raise SettingError(
                 f"MeanBalancer balances one stream, not {len(orders)}; use PairBalancer for several workers"
             )
         self._rule = rule or Greedy()
+        self._rounded = rounded
         self._mean: Tensor | None = None
         self._begin(list(orders[0]))
 
@@ -198,6 +205,9 @@ class MeanBalancer:
         _refuse_missing([self._order], [len(self._signs)])
         assert self._total is not None
         self._mean = self._total / len(self._order)
+        if self._rounded:
+            grid = grid_of(float(self._mean.abs().max()))
+            self._mean = torch.round(self._mean / grid) * grid
         self._begin(reorder(self._order, self._signs))
         return [list(self._order)]
 
