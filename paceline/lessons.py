@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.fleet import Fleet
+from paceline.machinery import Machinery
 from paceline.order.fragments import Fragment
 from paceline.probe import Probe
 from paceline.records import Plan, Progress
@@ -40,18 +41,18 @@ class Lessons:
         if self._learner is not None:
             self._learner.see(fragments)
 
-    def due(self, now: Progress) -> bool:
-        """Whether workers that have come to the end of the same round should tell each other."""
-        if self._learner is None:
-            return False
-        return now.step - self._since >= SELDOM or now.epoch > self._learner.epoch
+    def learn(self, now: Progress, parts: Machinery) -> None:
+        """All workers have come to the end of the same round: let them tell each other, if it is time."""
+        if self._learner is not None and (now.step - self._since >= SELDOM or now.epoch > self._learner.epoch):
+            self.exchange(now, parts)
 
-    def exchange(self, now: Progress) -> int:
-        """All workers tell each other what they have seen. Gives the bytes that were sent."""
+    def exchange(self, now: Progress, parts: Machinery) -> None:
+        """All workers tell each other what they have seen."""
         if self._learner is None:
-            return 0
-        told = self._learner.tell()
-        blobs = self._fleet.share_bytes(told, f"what the order learns from the gradients until step {now.step}")
-        self._learner.hear(blobs, now)
+            return
+        with parts.clock.aside():
+            told = self._learner.tell()
+            blobs = self._fleet.share_bytes(told, f"what the order learns from the gradients until step {now.step}")
+            self._learner.hear(blobs, now)
         self._since = now.step
-        return (self._fleet.size - 1) * max(map(len, blobs))
+        parts.sync.bytes_sent += (self._fleet.size - 1) * max(map(len, blobs))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch.utils.hooks import RemovableHandle
 
+from paceline.asking import Asking
 from paceline.dealing import Hand, collect, deal, draw
 from paceline.errors import Interrupted
 from paceline.events import Ended, Remark, Started
@@ -24,7 +25,7 @@ from paceline.machinery import Machinery
 from paceline.meeting import compare_plans, round_of
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Plan, Progress, Round
-from paceline.roles import Asker, Counter, Due, Need, Observer, Speaker, Unmet
+from paceline.roles import Counter, Need, Observer, Speaker, Unmet
 from paceline.signals import Signals
 from paceline.step import Phase, Step
 
@@ -60,7 +61,7 @@ class Loop:
         self._counter = run.lr if isinstance(run.lr, Counter) else None
         self._unmet = run.sync if isinstance(run.sync, Unmet) else None
         self.lessons = Lessons(run.order, run.fleet)
-        self._askers = [role for role in roles if isinstance(role, Asker) and role.needs]
+        self._asking = Asking(roles)
 
     def equip(self, parts: Machinery, journal: Journal) -> None:
         """Take the parts that a step works with."""
@@ -163,20 +164,11 @@ class Loop:
 
     def looks(self, plan: Plan) -> frozenset[Need] | None:
         """What the probe has to look at in a step; None for nothing."""
-        probe, progress = self._parts.probe, self.cursor.progress
-        if not probe.active:
-            return None
-        asked = (one.needs for one in self._askers if not isinstance(one, Due) or one.due(progress))
-        due: frozenset[Need] = frozenset().union(*asked)
-        units = due & {Need.UNITS}
-        if not (probe.statistics and self._run.sync.measures(progress, plan, probe.always or due != units)):
-            due = units
-        elif due == units:
-            due = due | {Need.VARIANCE}  # nobody asks for it but the user, who wants it always
-        if not due:
-            return None
-        probe.follow(self._run.replica.parameters)
-        return due
+        run = self._run
+        needs = self._asking.needs(self.cursor.progress, plan, self._parts.probe, run.sync)
+        if needs:
+            self._parts.probe.follow(run.replica.parameters)
+        return needs or None
 
     def close_step(self, step: Step) -> None:
         """The body of the loop is done: learn from the step, and move on."""
@@ -240,19 +232,13 @@ class Loop:
                 self._journal.write(Remark(time.time(), round.plan.step, text))
         self._stopping = int(max(note.stop for note in round.notes))
         run = self._run
-        if self.lessons.due(self.cursor.progress):
-            self.learn_order()
+        self.lessons.learn(self.cursor.progress, self._parts)
         for event in self._unmet.events(round.plan.step) if self._unmet is not None else []:
             self._journal.write(event)
         clock, rate = self._parts.clock, self.hooks.learning_rate
         self._journal.round_done(round, self.progress, clock, run.sync, rate, applied)
         if round.notes[0].save:
             run.save_by_itself()
-
-    def learn_order(self) -> None:
-        """All workers have come here: let an order that learns from gradients know what all have seen."""
-        with self._parts.clock.aside():
-            self._run.sync.bytes_sent += self.lessons.exchange(self.cursor.progress)
 
     def _end_together(self) -> int:
         """A signal that came after the last note is known to one worker only: ask all. Gives its number, or 0."""

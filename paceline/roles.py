@@ -121,15 +121,11 @@ class Order(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """An :class:`Order` that learns from the gradients of units, which all workers tell each other now and then.
+    """An :class:`Order` that learns from gradients, which workers tell each other; it asks for ``Need.UNITS``."""
 
-    It does not foresee, and asks for ``Need.UNITS``. A micro-batch has examples of one ``unit`` only, unless that is 0.
-    It gives the order of ``epoch``, whose check sum ``digest`` is compared between workers.
-    """
-
-    unit: int
-    epoch: int
-    digest: int
+    unit: int  # a micro-batch has examples of one unit of so many, unless it is 0
+    epoch: int  # whose order it gives
+    digest: int  # a check sum of that order, compared between workers
 
     def begin(self, rank: int, workers: int, lengths: tuple[int, ...], share: int, probe: Probe) -> None:
         """Begin to serve a run; ``share`` is the largest micro-batch of its first step."""

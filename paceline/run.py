@@ -221,7 +221,7 @@ class Run:
 
     def _save(self, path: Path) -> Path:
         began = time.perf_counter()
-        self._loop.learn_order()
+        self._loop.lessons.exchange(self._loop.cursor.progress, self._parts)
         with self._parts.clock.stopped():
             path, size = snapshot.save(self, path)
         self._journal.write(Saved(time.time(), self.progress.step, str(path), size, time.perf_counter() - began))

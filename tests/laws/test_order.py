@@ -31,6 +31,7 @@ ORDERS: dict[str, Callable[..., Any]] = {
     "pairs": order.PairBalance,
     "mean": order.GraB,
     "streams": lambda **more: order.PairBalance(streams=order.WorkerStreams(), **more),
+    "walk": lambda **more: order.PairBalance(rule=order.Walk(limit=1.0), **more),
     "own sums": lambda **more: order.PairBalance(streams=order.WorkerStreams(shared_sum=False), **more),
 }
 
@@ -434,3 +435,16 @@ def test_an_epoch_without_finite_gradients_teaches_nothing() -> None:
     run, _ = build("pairs", scaler=scaler)
     with run, pytest.raises(LoopError, match="without any gradient that an order could learn from"):
         nothing_but_overflow(run, scaler)
+
+
+def growing_data() -> None:
+    run, dataset = build("pairs")
+    with run:
+        train(run, run.model, epochs=1)
+        dataset.x, dataset.y = data(LENGTH + 8).tensors
+        train(run, run.model, epochs=2)
+
+
+def test_data_that_grow_between_epochs_are_refused() -> None:
+    with pytest.raises(LoopError, match="has 111 examples at the beginning of epoch 1, and had 103"):
+        growing_data()

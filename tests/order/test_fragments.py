@@ -113,6 +113,24 @@ def products(rows: torch.Tensor) -> list[list[float]]:
     return (rows[1:] * rows[:-1]).tolist()
 
 
+def test_an_epochs_first_step_decides_the_grid() -> None:
+    """And not what happens to be in an exchange: a checkpoint makes one more."""
+    images = torch.rand(3, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.5
+    told = [Fragment(4 + at, at, 1, 1.0, image * 1000.0**at) for at, image in enumerate(images)]
+    rows = []
+    for exchanges in ([told], [told[:1], told[1:]]):
+        ledger = Ledger([3], 1, exact=False)
+        for fragments in exchanges:
+            ledger.begin(fragments)
+            for each in fragments:
+                ledger.add(0, each.start, each)
+        found = ledger.take(0)
+        assert found is not None
+        rows.append(found)
+    assert torch.equal(rows[0], rows[1])
+    assert (rows[0][0] - images[0]).abs().max() < 2 / 2**14  # by the last step it would be all zeros
+
+
 def test_who_was_not_seen_counts_as_the_mean_of_the_others() -> None:
     ledger = Ledger([3], 2, exact=True)
     rows = torch.tensor([[2.0, 0.0], [4.0, 6.0]], dtype=torch.float64)
