@@ -166,8 +166,8 @@ class MeanBalancer:
     Args:
         orders: the units in the order of this epoch: a list with one list.
         rule: how signs are chosen.
-        rounded: round the mean to a few bits. Where gradients are, too, all sums are exact: different processors come
-            to the same order.
+        rounded: round the mean as coarsely as gradients that are rounded. Then all sums are exact: different processors
+            come to the same order.
     """
 
     def __init__(self, orders: Sequence[Sequence[int]], rule: Rule | None = None, *, rounded: bool = False) -> None:
@@ -186,6 +186,7 @@ class MeanBalancer:
         self._signs: list[int] = []
         self._sum: Tensor | None = None
         self._total: Tensor | None = None
+        self._largest = 0.0
         self._rule.begin()
 
     def observe(self, gradients: Tensor, stream: int = 0) -> None:
@@ -194,6 +195,7 @@ class MeanBalancer:
         for rows in torch.split(gradients.detach(), TOGETHER):
             total = rows.sum(0)  # before anything is subtracted: it becomes the mean of the next epoch
             self._total = total if self._total is None else self._total + total
+            self._largest = max(self._largest, float(rows.abs().max())) if self._rounded else 0.0
             vectors = rows.clone() if self._mean is None else rows - self._mean
             running = torch.zeros_like(vectors[0]) if self._sum is None else self._sum
             signs = gram_signs(vectors @ running, vectors @ vectors.T, self._rule)
@@ -206,20 +208,23 @@ class MeanBalancer:
         assert self._total is not None
         self._mean = self._total / len(self._order)
         if self._rounded:
-            grid = grid_of(float(self._mean.abs().max()))
+            grid = grid_of(
+                self._largest
+            )  # not by the mean itself, which may be small: differences would have more bits
             self._mean = torch.round(self._mean / grid) * grid
         self._begin(reorder(self._order, self._signs))
         return [list(self._order)]
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, in the middle of an epoch, too."""
-        tensors = {"mean": self._mean, "sum": self._sum, "total": self._total}
+        tensors = {"mean": self._mean, "sum": self._sum, "total": self._total, "largest": self._largest}
         return {"order": self._order, "signs": self._signs, **tensors, "rule": self._rule.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
         self._order, self._signs = list(state["order"]), list(state["signs"])
         self._mean, self._sum, self._total = state["mean"], state["sum"], state["total"]
+        self._largest = state["largest"]
         self._rule.load_state_dict(state["rule"])
 
 
