@@ -13,10 +13,9 @@ from torch import Tensor
 
 from paceline.errors import LoopError, SettingError
 from paceline.order.balancing import Balancer, MeanBalancer, PairBalancer
-from paceline.order.fragments import Fragment, pack, unpack
+from paceline.order.fragments import Fold, Fragment, pack, unpack
 from paceline.order.ledger import Ledger
 from paceline.order.signs import Greedy, Rule
-from paceline.probe.sketch import SignSketch
 from paceline.probe.units import Example
 from paceline.records import Progress
 from paceline.roles import Need
@@ -115,8 +114,7 @@ class Learnt:
         self._unit = 1 if self._single else self._wanted or share
         self._size = probe.image_size if self._exact else min(self._sketch, probe.image_size)
         self._number = "<f8" if self._exact else "i1"
-        shorter = self._size < probe.image_size
-        self._fold = SignSketch(probe.image_size, self._size, probe.seed, dtype=torch.float64) if shorter else None
+        self._fold = Fold(probe.image_size, self._size, probe.seed) if self._size < probe.image_size else None
         self._own: list[Fragment] = []
         self._start(0, self._first_orders())
 
@@ -173,12 +171,12 @@ class Learnt:
     def see(self, fragments: Sequence[Fragment]) -> None:
         """Take what this worker has seen in a step."""
         whole = self._lengths[self._rank if self._local else 0] // self._unit * self._unit
-        self._own += [self._folded(each) for each in fragments if each.start < whole]
-
-    def _folded(self, fragment: Fragment) -> Fragment:
-        if self._fold is None or not fragment.weight:
-            return fragment
-        return fragment._replace(image=self._fold.of([fragment.image.cpu().double()], [0]))
+        ranked = [each for each in fragments if each.start < whole]
+        seen = [each for each in ranked if each.weight]
+        if self._fold is not None and seen:
+            images = self._fold.of(torch.stack([each.image for each in seen]))
+            seen = [each._replace(image=image) for each, image in zip(seen, images, strict=True)]
+        self._own += seen + [each for each in ranked if not each.weight]
 
     def tell(self) -> bytes:
         """What this worker has seen since it was asked the last time, for all others."""

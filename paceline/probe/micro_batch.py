@@ -138,7 +138,7 @@ class MicroBatchMeter:
                 self._sum = total, norm([after])
         if weight == 0:
             return  # nothing was averaged in (a micro-batch of padding alone), so it says nothing
-        scaled_norm = total if image is None else norm([image])
+        scaled_norm = total if image is None else norm([image]) if self._norms else 0.0
         assert scaled_norm is not None
         self._tally.add(weight, scaled_norm, factor, image)
 

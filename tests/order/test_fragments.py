@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.errors import LoopError
-from paceline.order.fragments import Fragment, fragments_of, pack, unpack
+from paceline.order.fragments import Fold, Fragment, fragments_of, pack, unpack
 from paceline.order.ledger import Ledger
 from paceline.records import Plan
 
@@ -45,6 +45,18 @@ def test_what_is_not_finite_has_no_weight(bad: float) -> None:
     found = unpack(pack([good, broken], 16, "i1"), 16, "i1")
     assert [each.weight for each in found] == [0.5, 0.0]
     assert not found[1].image.any()
+
+
+def test_a_fold_keeps_inner_products_on_average() -> None:
+    generator = torch.Generator().manual_seed(4)
+    one, other = torch.randn(2, 300, generator=generator, dtype=torch.float64)
+    found = [Fold(300, 64, seed).of(torch.stack([one, one + other])) for seed in range(400)]
+    products = torch.tensor([float(rows[0] @ rows[1]) for rows in found])
+    expected, error = float(one @ (one + other)), float(products.std() / 20)
+    assert abs(float(products.mean()) - expected) < 4 * error
+    assert error < expected / 20
+    apart = Fold(300, 64, 1).of(torch.stack([one, other]))
+    torch.testing.assert_close(apart.sum(0), Fold(300, 64, 1).of((one + other)[None])[0])
 
 
 def test_pieces_without_weight_have_no_image() -> None:
