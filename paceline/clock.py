@@ -63,6 +63,16 @@ class Clock:
             self._free += away
             self._mark += away
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While inside, workers exchange what belongs to no step of its own: it lengthens the last exchange."""
+        since = time.perf_counter()
+        with self.stopped():
+            yield
+        away = time.perf_counter() - since
+        self.exchange += away
+        self.between += away
+
     @property
     def busy(self) -> float:
         """Seconds since the last exchange ended that were this worker's own work."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from paceline.errors import SettingError
+from paceline.errors import LoopError, SettingError
 from paceline.loader import Collate, Fetch, Inline, Loader, Piece, Source, Tensors, tensors_of
 from paceline.records import Plan
 from paceline.roles import Order
@@ -65,7 +65,7 @@ class Feed:
     def __init__(
         self, dataset: Dataset[Any], order: Order, rank: int, seed: int, device: torch.device, loading: Loading
     ) -> None:
-        self.length = check_dataset(dataset)
+        self._dataset, self.length = dataset, check_dataset(dataset)
         self._order, self._rank, self._seed = order, rank, seed
         self._device, self._pin = device, loading.pin_memory
         if loading.pin_memory and device.type == "cpu":
@@ -109,10 +109,19 @@ class Feed:
         if piece.epoch not in self._permutations:
             # While looking ahead, two epochs are in use: the present one and the next.
             self._permutations = {e: p for e, p in self._permutations.items() if e >= piece.epoch - 1}
+            self._refuse_another_length(piece.epoch)
             self._permutations[piece.epoch] = self._order.permutation(self.length, piece.epoch, self._seed)
         order = self._permutations[piece.epoch]
         spans = [order.narrow(0, start, stop - start) for start, stop in piece.spans]
         return spans[0] if len(spans) == 1 else torch.cat(spans)
+
+    def _refuse_another_length(self, epoch: int) -> None:
+        now = len(self._dataset)  # type: ignore[arg-type]
+        if now != self.length:
+            raise LoopError(
+                f"the data set has {now} examples at the beginning of epoch {epoch}, and had {self.length} when the "
+                "run was made; make a new Run for other data"
+            )
 
     def _pieces(self, plan: Plan) -> Iterator[Piece]:
         return (Piece(plan.epoch, plan.spans(start, stop)) for start, stop in plan.pieces(self._rank))

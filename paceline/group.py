@@ -120,6 +120,21 @@ class Group(ABC):
             self.broadcast(data, what)
         return data.cpu().numpy().tobytes()
 
+    def share_bytes(self, blob: bytes, what: str) -> list[bytes]:
+        """Every worker's bytes, by rank, on every worker: in two collectives."""
+        if self.size == 1:
+            return [blob]
+        own = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        own[self.rank] = len(blob)
+        self.all_reduce(own, what)
+        sizes: list[int] = own.tolist()
+        data = torch.zeros(max(1, *sizes), dtype=torch.uint8, device=self.device)
+        _fill(data, blob)
+        found = data.new_empty(self.size * len(data))
+        self.all_gather(found, data, what)
+        rows = found.cpu().view(self.size, -1)
+        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+
     def collect_bytes(self, blob: bytes, what: str) -> list[bytes]:
         """Every worker's bytes, by rank, on rank 0; nothing on the others."""
         lengths = torch.zeros(self.size, dtype=torch.int64, device=self.device)
@@ -153,16 +168,7 @@ class Part(Group):
 
     def gather(self, blob: bytes, what: str) -> list[bytes]:
         """Every member's bytes, by rank in the group."""
-        own = torch.zeros(self.size, dtype=torch.int64, device=self.device)
-        own[self.rank] = len(blob)
-        self.all_reduce(own, what)
-        sizes: list[int] = own.tolist()
-        data = torch.zeros(max(1, *sizes), dtype=torch.uint8, device=self.device)
-        _fill(data, blob)
-        found = data.new_empty(self.size * len(data))
-        self.all_gather(found, data, what)
-        rows = found.cpu().view(self.size, -1)
-        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+        return self.share_bytes(blob, what)
 
     def agree(self, items: dict[str, str]) -> None:
         """Compare settings in the group; a difference is an error that names the item and the workers."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch.utils.hooks import RemovableHandle
 
+from paceline.asking import Asking
 from paceline.dealing import Hand, collect, deal, draw
 from paceline.errors import Interrupted
 from paceline.events import Ended, Remark, Started
@@ -19,11 +20,12 @@ from paceline.goal import Goal
 from paceline.hooks import OptimizerHooks
 from paceline.identity import identity, versions
 from paceline.journal import Journal
+from paceline.lessons import Lessons
 from paceline.machinery import Machinery
 from paceline.meeting import compare_plans, round_of
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Plan, Progress, Round
-from paceline.roles import Asker, Counter, Due, Need, Observer, Speaker, Unmet
+from paceline.roles import Counter, Need, Observer, Speaker, Unmet
 from paceline.signals import Signals
 from paceline.snapshot import writes
 from paceline.step import Phase, Step
@@ -59,7 +61,8 @@ class Loop:
         self._speakers = [role for role in roles if isinstance(role, Speaker)]
         self._counter = run.lr if isinstance(run.lr, Counter) else None
         self._unmet = run.sync if isinstance(run.sync, Unmet) else None
-        self._askers = [role for role in roles if isinstance(role, Asker) and role.needs]
+        self.lessons = Lessons(run.order, run.fleet)
+        self._asking = Asking(roles)
 
     def equip(self, parts: Machinery, journal: Journal) -> None:
         """Take the parts that a step works with."""
@@ -114,13 +117,16 @@ class Loop:
         size = run.batch.size(cursor.progress)
         # Where workers never meet, how much of a budget is left is not known to the example.
         left = goal.left(cursor.progress) if goal and self._unmet is None else None
-        return cut(cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left)
+        return self.lessons.mark(cut(cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left))
+
+    def _draw(self, hand: Hand, step: int) -> Plan:
+        return self.lessons.mark(draw(hand, step))
 
     def _next_step(self, goal: Goal) -> Step:
         if self._apart():
             hand = self._deal(goal)
             future = partial(self._foresee_draws, hand, self._drawn + 1)
-            return Step(self._parts, draw(hand, self._drawn), False, future)
+            return Step(self._parts, self._draw(hand, self._drawn), False, future)
         plan = self.plan(self.cursor, goal)
         self._mind_batch_norm(plan.counts)
         self._after = after = advance(self.cursor, plan, self._run.lengths)
@@ -159,14 +165,11 @@ class Loop:
 
     def looks(self, plan: Plan) -> frozenset[Need] | None:
         """What the probe has to look at in a step; None for nothing."""
-        probe, progress = self._parts.probe, self.cursor.progress
-        if not probe.active:
-            return None
-        due = [one.needs for one in self._askers if not isinstance(one, Due) or one.due(progress)]
-        if not self._run.sync.measures(progress, plan, probe.always or bool(due)):
-            return None
-        probe.follow(self._run.replica.parameters)
-        return frozenset().union(*due)
+        run = self._run
+        needs = self._asking.needs(self.cursor.progress, plan, self._parts.probe, run.sync)
+        if needs:
+            self._parts.probe.follow(run.replica.parameters)
+        return needs or None
 
     def close_step(self, step: Step) -> None:
         """The body of the loop is done: learn from the step, and move on."""
@@ -186,6 +189,7 @@ class Loop:
         """The step counts: as soon as the optimizer has stepped, so that the rest of the loop's body sees it."""
         if self.cursor.progress.step != step.index:
             return
+        self.lessons.see(step.fragments)
         if self.hand is not None:
             self._advance_apart(step, self.hand)
             return
@@ -229,6 +233,7 @@ class Loop:
                 self._journal.write(Remark(time.time(), round.plan.step, text))
         self._stopping = int(max(note.stop for note in round.notes))
         run = self._run
+        self.lessons.learn(self.cursor.progress, self._parts)
         for event in self._unmet.events(round.plan.step) if self._unmet is not None else []:
             self._journal.write(event)
         clock, rate = self._parts.clock, self.hooks.learning_rate
@@ -301,7 +306,7 @@ class Loop:
         run = self._run
         if not goal.reached(self.cursor.progress) and not self._stopping:
             apart = self._apart()
-            plan = draw(self._deal(goal), self._drawn) if apart else self.plan(self.cursor, goal)
+            plan = self._draw(self._deal(goal), self._drawn) if apart else self.plan(self.cursor, goal)
             meeting = run.sync.leave(plan)
             compare_plans(meeting.notes, plan.step)
             behind = round(max(note.steps for note in meeting.notes) - meeting.notes[run.fleet.rank].steps)
@@ -322,6 +327,6 @@ class Loop:
 
     def _foresee_draws(self, hand: Hand, step: int) -> Iterator[Plan]:
         """The plans that follow if the round goes on."""
-        while (plan := draw(hand, step)).counts[self._run.fleet.rank]:
+        while (plan := self._draw(hand, step)).counts[self._run.fleet.rank]:
             yield plan
             step += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
-__all__ = ["Ranges", "drop", "part", "simplified"]
+__all__ = ["Ranges", "drop", "part", "simplified", "split_at_multiples"]
 
 Ranges = tuple[tuple[int, int], ...]
 """``(start, stop)`` for each range."""
@@ -25,6 +26,15 @@ def part(ranges: Ranges, start: int, stop: int) -> Ranges:
 def drop(ranges: Ranges, count: int) -> Ranges:
     """What follows the first ``count`` positions."""
     return part(ranges, count, sum(last - first for first, last in ranges))
+
+
+def split_at_multiples(ranges: Ranges, unit: int) -> list[int]:
+    """The lengths of what the ranges are cut into at every multiple of ``unit``."""
+    found: list[int] = []
+    for first, last in ranges:
+        bounds = [first, *range(first // unit * unit + unit, last, unit), last]
+        found += [stop - start for start, stop in pairwise(bounds)]
+    return found
 
 
 def simplified(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:

@@ -6,13 +6,13 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
 
-from paceline.ranges import Ranges, part
+from paceline.ranges import Ranges, part, split_at_multiples
 
 __all__ = [
     "Coordinates",
@@ -54,6 +54,10 @@ class Plan(msgspec.Struct, frozen=True):
     """The largest number of examples in one forward pass."""
     ranges: Ranges = ()
     """What is left of the epoch's order, where that is not simply the end of it: positions count from its beginning."""
+    unit: int = 0
+    """Examples whose gradient is seen on its own: no micro-batch goes beyond a multiple of it in the epoch's order."""
+    order: int = 0
+    """A check sum of the epoch's order, where that depends on gradients."""
 
     @property
     def batch(self) -> int:
@@ -63,15 +67,15 @@ class Plan(msgspec.Struct, frozen=True):
     def pieces(self, rank: int) -> list[tuple[int, int]]:
         """The micro-batches of a worker, as ``(start, stop)`` positions in the epoch's order.
 
-        As few as ``micro`` allows, of sizes that differ by at most one: a tiny remainder would be bad for batch
-        statistics.
+        As few as ``micro`` and ``unit`` allow, of sizes that differ by at most one: a tiny remainder would be bad for
+        batch statistics.
         """
         start, count = self.starts[rank], self.counts[rank]
-        if 0 < count <= self.micro:  # nearly always
-            return [(start, start + count)]
-        number = -(-count // self.micro)
-        bounds = [start + count * at // number for at in range(number + 1)] if number else []
-        return list(pairwise(bounds))
+        if not self.unit or not count:
+            return _in_pieces(start, count, self.micro)
+        lengths = split_at_multiples(self.spans(start, start + count), self.unit)
+        parts = zip(accumulate(lengths, initial=start), lengths, strict=False)
+        return [piece for first, length in parts for piece in _in_pieces(first, length, self.micro)]
 
     def spans(self, start: int, stop: int) -> Ranges:
         """Where in the epoch's order a micro-batch is."""
@@ -80,6 +84,14 @@ class Plan(msgspec.Struct, frozen=True):
     def digest(self) -> int:
         """A 32-bit check sum, which travels in the notes so that disagreement is noticed."""
         return zlib.crc32(msgspec.msgpack.encode(self))
+
+
+def _in_pieces(start: int, count: int, most: int) -> list[tuple[int, int]]:
+    if 0 < count <= most:  # nearly always
+        return [(start, start + count)]
+    number = -(-count // most)
+    bounds = [start + count * at // number for at in range(number + 1)] if number else []
+    return list(pairwise(bounds))
 
 
 class Note(msgspec.Struct, frozen=True):

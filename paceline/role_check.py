@@ -6,9 +6,12 @@ import warnings
 from typing import Protocol, runtime_checkable
 
 from paceline.errors import SettingError
-from paceline.roles import Balance, Need, Unmet
+from paceline.probe import Example
+from paceline.probe.units import Unit
+from paceline.records import Plan
+from paceline.roles import Asker, Balance, Need, Unmet
 
-__all__ = ["check_limit", "check_roles", "mind_local_noise"]
+__all__ = ["check_limit", "check_roles", "mind_local_noise", "needs_of"]
 
 # Of each role a method that every object for it must have, and an example of one.
 METHODS = {
@@ -48,9 +51,29 @@ def check_limit(batch: object, balance: Balance, workers: int, examples: int) ->
         balance.split(min(batch.limit, examples), workers)
 
 
+def needs_of(roles: dict[str, object], unit: Unit, first: Plan) -> frozenset[Need]:
+    """What the roles ask the probe for, of which there must be enough in the first step."""
+    askers = {name: role for name, role in roles.items() if isinstance(role, Asker) and role.needs}
+    needs = frozenset(need for role in askers.values() for need in role.needs)
+    units = [n if isinstance(unit, Example) else len(first.pieces(rank)) for rank, n in enumerate(first.counts)]
+    if Need.OWN in needs and (roles["balance"] is not roles["batch"] or min(units) < 2):
+        raise SettingError(
+            f"{roles['batch']!r} gives every worker a batch of its own, by its own gradients: give it as batch and as "
+            f"balance, and a micro of at most half of each worker's first batch ({list(first.counts)})"
+        )
+    comparing = {name: role for name, role in askers.items() if role.needs != {Need.UNITS}}
+    if comparing and sum(units) < 2:
+        names = " and ".join(f"{name}={role!r}" for name, role in comparing.items())
+        raise SettingError(
+            f"{names} compares gradients within a step, but a step of {first.batch} examples is one micro-batch of "
+            f"one worker; give micro={first.batch // 2} or less, or start more workers"
+        )
+    return needs
+
+
 def mind_local_noise(needs: frozenset[Need], workers: int) -> None:
     """Workers with data of their own differ in every step, however large: a test between them takes that for noise."""
-    if needs and Need.OWN not in needs and workers > 1:
+    if needs - {Need.UNITS} and Need.OWN not in needs and workers > 1:
         warnings.warn(
             "with local_data=True, what the workers' data differ in counts as noise of the gradient, which no batch is "
             "large enough for: a batch that follows it grows to its limit. Under LocalSGD, batch.EachOwn compares "

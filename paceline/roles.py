@@ -19,6 +19,7 @@ from paceline.records import Meeting, Note, Plan, Progress, Round
 
 if TYPE_CHECKING:
     from paceline.fleet import Fleet
+    from paceline.order.fragments import Fragment
     from paceline.probe import Probe
     from paceline.replica import Replica
 
@@ -29,6 +30,7 @@ __all__ = [
     "Codec",
     "Counter",
     "Due",
+    "Learner",
     "LearningRate",
     "Need",
     "Observer",
@@ -53,6 +55,8 @@ class Need(enum.Enum):
     """The same of every worker's own gradient: ``measured`` and ``own_sqnorm`` of notes. Under LocalSGD only."""
     COORDINATES = "coordinates"
     """The variance of every coordinate: ``coordinates`` of rounds. Under AllReduce only; a second vector travels."""
+    UNITS = "units"
+    """The image of every unit's gradient in every step, for an order that learns from it: :class:`Learner`."""
 
 
 @runtime_checkable
@@ -113,6 +117,27 @@ class Order(Protocol):
 
     def permutation(self, length: int, epoch: int, seed: int) -> Tensor:
         """The ids of all examples in the order of this epoch: int64, each exactly once."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """An :class:`Order` that learns from gradients, which workers tell each other; it asks for ``Need.UNITS``."""
+
+    unit: int  # a micro-batch has examples of one unit of so many, unless it is 0
+    epoch: int  # whose order it gives
+    digest: int  # a check sum of that order, compared between workers
+
+    def begin(self, rank: int, workers: int, lengths: tuple[int, ...], share: int, probe: Probe) -> None:
+        """Begin to serve a run; ``share`` is the largest micro-batch of its first step."""
+
+    def see(self, fragments: Sequence[Fragment]) -> None:
+        """Take what this worker has seen in a step that counts."""
+
+    def tell(self) -> bytes:
+        """What this worker has seen since it was asked the last time, for all others."""
+
+    def hear(self, blobs: Sequence[bytes], now: Progress) -> None:
+        """Take what all workers have told, by rank; if ``now`` is in a new epoch, make its order."""
 
 
 class Batch(Protocol):

@@ -34,12 +34,11 @@ from paceline.measure import Measure
 from paceline.memory import Memory, advise
 from paceline.order import Shuffle
 from paceline.planner import Cursor
-from paceline.probe import Example, Probe
-from paceline.probe.units import Unit
-from paceline.records import Plan, Progress
+from paceline.probe import Probe
+from paceline.records import Progress
 from paceline.replica import Replica
-from paceline.role_check import check_limit, check_roles, mind_local_noise
-from paceline.roles import Asker, Balance, Batch, LearningRate, Need, Order, Recorder, Stateful, Sync, Unmet
+from paceline.role_check import check_limit, check_roles, mind_local_noise, needs_of
+from paceline.roles import Balance, Batch, LearningRate, Order, Recorder, Stateful, Sync, Unmet
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
 from paceline.together import come_together, refuse_within_a_round
@@ -123,11 +122,12 @@ class Run:
             first = self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now
             check_limit(self.batch, balance, self.fleet.size, sum(self.lengths))
             probe, updated = self.probe, {id(p) for group in optimizer.param_groups for p in group["params"]}
-            needs = self._needs(probe.unit, first)
+            needs = needs_of(self.roles(), probe.unit, first)
             if local_data and self.fleet.rank == 0:
                 mind_local_noise(needs, self.fleet.size)
             probe.attach(self._replica.module, self._replica.parameters, needs, updated)
             attached.callback(probe.detach)
+            self._loop.lessons.begin(self.lengths, first, probe)
             self.sync.attach(self.fleet, self._replica, probe)
             attached.callback(self.sync.detach)
             # Torch's generators use 32 bits of a seed.
@@ -169,24 +169,6 @@ class Run:
     def roles(self) -> dict[str, object]:
         """The roles by name."""
         return {"order": self.order, "batch": self.batch, "balance": self.balance, "sync": self.sync, "lr": self.lr}
-
-    def _needs(self, unit: Unit, first: Plan) -> frozenset[Need]:
-        """What the roles ask the probe for, of which there must be enough."""
-        askers = {name: role for name, role in self.roles().items() if isinstance(role, Asker) and role.needs}
-        needs = frozenset(need for role in askers.values() for need in role.needs)
-        units = [n if isinstance(unit, Example) else len(first.pieces(rank)) for rank, n in enumerate(first.counts)]
-        if Need.OWN in needs and (id(self.balance) != id(self.batch) or min(units) < 2):
-            raise SettingError(
-                f"{self.batch!r} gives every worker a batch of its own, by its own gradients: give it as batch and as "
-                f"balance, and a micro of at most half of each worker's first batch ({list(first.counts)})"
-            )
-        if askers and sum(units) < 2:
-            names = " and ".join(f"{name}={role!r}" for name, role in askers.items())
-            raise SettingError(
-                f"{names} compares gradients within a step, but a step of {first.batch} examples is one micro-batch of "
-                f"one worker; give micro={first.batch // 2} or less, or start more workers"
-            )
-        return needs
 
     def steps(
         self, *, epochs: int | None = None, examples: int | None = None, steps: int | None = None
@@ -240,6 +222,7 @@ class Run:
 
     def _save(self, path: Path) -> Path:
         began = time.perf_counter()
+        self._loop.lessons.exchange(self._loop.cursor.progress, self._parts)
         with self._parts.clock.stopped():
             path, size = snapshot.save(self, path)
         self._journal.write(Saved(time.time(), self.progress.step, str(path), size, time.perf_counter() - began))

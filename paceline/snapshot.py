@@ -16,7 +16,7 @@ from paceline import checkpoint
 from paceline.errors import CheckpointError
 from paceline.identity import identity
 from paceline.planner import Cursor
-from paceline.roles import Stateful, Unmet
+from paceline.roles import Learner, Stateful, Unmet
 
 if TYPE_CHECKING:
     from paceline.run import Run
@@ -164,7 +164,8 @@ def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
         )
     mine = identity(run)
     keys = ["model"]
-    if any(cursor.taken):  # in the middle of an epoch the rest of it must be the same examples
+    # In the middle of an epoch the rest of it must be the same examples, and what is learnt of examples is of the same.
+    if any(cursor.taken) or isinstance(run.order, Learner):
         keys += ["dataset length", "order", "seed"]
     for key in keys:
         if tree["identity"].get(key) != mine.get(key):

@@ -16,7 +16,10 @@ from paceline.errors import LoopError, NonFiniteLoss
 from paceline.machinery import Machinery
 from paceline.meeting import compare_plans, round_of
 from paceline.memory import ran_out
+from paceline.order.fragments import Fragment, fragments_of
+from paceline.probe import Example
 from paceline.records import Note, Plan, Progress, Round
+from paceline.roles import Need
 
 __all__ = ["Phase", "Step"]
 
@@ -45,9 +48,11 @@ class Step:
         """Whether this is the last step of its epoch; where workers go at their own pace, known after it."""
         self.round: Round | None = None
         """What is known of the step after the inner loop: the notes of all workers, gradient statistics."""
+        self.fragments: list[Fragment] = []
+        """The gradients of units that this worker has seen, after the inner loop; where an order learns from them."""
         self.phase = Phase.NEW
         self._parts, self._future = parts, future
-        self._pieces = len(plan.pieces(parts.fleet.rank))
+        self._fitting, self._pieces = plan, len(plan.pieces(parts.fleet.rank))
         self._seen = 0
         self._waiting_for_backward = 0
         self._examples = self._too_large = 0
@@ -100,7 +105,7 @@ class Step:
         """One pass over this worker's examples; it ends early if memory does."""
         parts = self._parts
         if plan is not self.plan:
-            self._pieces = len(plan.pieces(parts.fleet.rank))
+            self._fitting, self._pieces = plan, len(plan.pieces(parts.fleet.rank))
         parts.probe.begin(self._pieces, parts.looks(self.plan))
         for examples, batch in parts.feed.micro_batches(plan, lambda: map(parts.memory.fit, self._future())):
             parts.clock.loaded()
@@ -166,7 +171,7 @@ class Step:
         scale = 1.0
         if parts.scaler is not None:
             scaled = parts.scaler.scale(scaled)
-            scale = parts.scaler.get_scale() if parts.probe.measuring else 1.0
+            scale = parts.scaler.get_scale() if parts.probe.looking else 1.0
         parts.probe.before_backward()
         since = time.monotonic()
         try:
@@ -226,6 +231,9 @@ class Step:
 
     def _finish(self) -> None:
         parts, plan = self._parts, self.plan
+        if Need.UNITS in parts.probe.now:
+            single, weights = isinstance(parts.probe.unit, Example), [weight for _, weight in self._losses]
+            self.fragments = fragments_of(self._fitting, parts.fleet.rank, weights, parts.probe.images(), single)
         units, unit_sqnorm = parts.probe.numbers(parts.sync.collect(plan))
         stop, save = parts.wishes()
         loss = sum(float(loss) * weight for loss, weight in self._losses if weight)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import LoopError, SettingError
-from paceline.order.signs import Greedy, Rule, gram_signs
+from paceline.order.signs import Greedy, Rule, gram_signs, grid_of
 
 __all__ = ["Balancer", "MeanBalancer", "PairBalancer", "pair_reorder", "reorder"]
 
@@ -162,14 +162,21 @@ class MeanBalancer:
     """Balances gradients minus the mean gradient of the epoch before (GraB, Lu et al. 2022); one stream.
 
     In the first epoch that mean is taken for zero, so that its order is hardly better than the one before.
+
+    Args:
+        orders: the units in the order of this epoch: a list with one list.
+        rule: how signs are chosen.
+        rounded: round the mean as coarsely as gradients that are rounded. Then all sums are exact: different processors
+            come to the same order.
     """
 
-    def __init__(self, orders: Sequence[Sequence[int]], rule: Rule | None = None) -> None:
+    def __init__(self, orders: Sequence[Sequence[int]], rule: Rule | None = None, *, rounded: bool = False) -> None:
         if len(orders) != 1:
             raise SettingError(
                 f"MeanBalancer balances one stream, not {len(orders)}; use PairBalancer for several workers"
             )
         self._rule = rule or Greedy()
+        self._rounded = rounded
         self._mean: Tensor | None = None
         self._begin(list(orders[0]))
 
@@ -179,6 +186,7 @@ class MeanBalancer:
         self._signs: list[int] = []
         self._sum: Tensor | None = None
         self._total: Tensor | None = None
+        self._largest = 0.0
         self._rule.begin()
 
     def observe(self, gradients: Tensor, stream: int = 0) -> None:
@@ -187,6 +195,7 @@ class MeanBalancer:
         for rows in torch.split(gradients.detach(), TOGETHER):
             total = rows.sum(0)  # before anything is subtracted: it becomes the mean of the next epoch
             self._total = total if self._total is None else self._total + total
+            self._largest = max(self._largest, float(rows.abs().max())) if self._rounded else 0.0
             vectors = rows.clone() if self._mean is None else rows - self._mean
             running = torch.zeros_like(vectors[0]) if self._sum is None else self._sum
             signs = gram_signs(vectors @ running, vectors @ vectors.T, self._rule)
@@ -198,18 +207,24 @@ class MeanBalancer:
         _refuse_missing([self._order], [len(self._signs)])
         assert self._total is not None
         self._mean = self._total / len(self._order)
+        if self._rounded:
+            grid = grid_of(
+                self._largest
+            )  # not by the mean itself, which may be small: differences would have more bits
+            self._mean = torch.round(self._mean / grid) * grid
         self._begin(reorder(self._order, self._signs))
         return [list(self._order)]
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, in the middle of an epoch, too."""
-        tensors = {"mean": self._mean, "sum": self._sum, "total": self._total}
+        tensors = {"mean": self._mean, "sum": self._sum, "total": self._total, "largest": self._largest}
         return {"order": self._order, "signs": self._signs, **tensors, "rule": self._rule.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
         self._order, self._signs = list(state["order"]), list(state["signs"])
         self._mean, self._sum, self._total = state["mean"], state["sum"], state["total"]
+        self._largest = state["largest"]
         self._rule.load_state_dict(state["rule"])
 
 

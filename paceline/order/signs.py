@@ -22,10 +22,15 @@ __all__ = [
     "Walk",
     "gram_signs",
     "greedy_sign",
+    "grid_of",
     "halving_threshold",
     "herding_bound",
     "walk_probability",
 ]
+
+# Sums of hundreds of products of numbers with so many bits have room in the 53 of a double: they are exact in whatever
+# order a processor adds them up, so that workers with different processors come to the same signs.
+BITS = 14
 
 
 class Rule(Protocol):
@@ -198,6 +203,11 @@ def gram_signs(products: Tensor, gram: Tensor, rule: Rule) -> list[int]:
         product = start[at] + math.fsum(sign * entry for sign, entry in zip(signs, row, strict=False))
         signs.append(rule.sign(product, row[at]))
     return signs
+
+
+def grid_of(largest: float) -> float:
+    """The power of two of which numbers up to ``largest`` are at most 2^14 times; 1 for zero."""
+    return math.ldexp(1.0, math.frexp(largest)[1] - BITS) if largest else 1.0
 
 
 def herding_bound(vectors: Tensor) -> float:

@@ -52,8 +52,9 @@ class MicroBatchMeter:
         self._mapping = mapping
         self.begin(0, keep=keep)
 
-    def begin(self, micro_batches: int, squares: bool = False, keep: bool = False) -> None:
-        """Forget the last step; of this one ``squares`` of coordinates are wanted, or its images to ``keep``."""
+    def begin(self, micro_batches: int, squares: bool = False, keep: bool = False, norms: bool = True) -> None:
+        """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted."""
+        self._norms = norms
         self._tally.clear()
         self._tally.keep = keep
         self._squaring = self.squares if squares else None
@@ -125,7 +126,7 @@ class MicroBatchMeter:
             return
         last_pass = self._passes == self._micro_batches
         gradients = {each: grad for each, grad in self._layout.gradients().items() if each not in self._shown}
-        total = norm([*self._shown_norms, *gradients.values()]) if last_pass and self._adds_up else None
+        total = norm([*self._shown_norms, *gradients.values()]) if self._norms and last_pass and self._adds_up else None
         image = None
         if self._wants_images:
             after = self._layout.image(self._mapping, gradients)
@@ -137,7 +138,7 @@ class MicroBatchMeter:
                 self._sum = total, norm([after])
         if weight == 0:
             return  # nothing was averaged in (a micro-batch of padding alone), so it says nothing
-        scaled_norm = total if image is None else norm([image])
+        scaled_norm = total if image is None else norm([image]) if self._norms else 0.0
         assert scaled_norm is not None
         self._tally.add(weight, scaled_norm, factor, image)
 

@@ -115,9 +115,11 @@ class ExampleMeter:
         self._mapping = mapping
         self._unit = unit
         self._length = 0
+        self._norms = True
 
-    def begin(self, micro_batches: int, squares: bool = False, keep: bool = False) -> None:
-        """Forget the last step; of this one ``squares`` of coordinates are wanted, or its images to ``keep``."""
+    def begin(self, micro_batches: int, squares: bool = False, keep: bool = False, norms: bool = True) -> None:
+        """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted."""
+        self._norms = norms
         self.tally.clear()
         self.tally.keep = keep
         self.whole = (0.0, 1.0)
@@ -143,7 +145,7 @@ class ExampleMeter:
         every = per_example_gradients(self._module, self._parameters, unit.loss, batch, unit.chunk_size)
         for gradients in every:
             image = self._mapping.of(gradients, self._offsets) if self.tally.keep else None
-            self.tally.add(1.0, norm(gradients), image=image)
+            self.tally.add(1.0, norm(gradients) if self._norms else 0.0, image=image)
             if self._squaring is not None:
                 self._squaring.add_unit(gradients)
 

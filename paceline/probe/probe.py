@@ -22,6 +22,8 @@ from paceline.roles import Need
 
 __all__ = ["Probe"]
 
+ONLY_UNITS = frozenset({Need.UNITS})
+
 
 class Probe:
     """Measures the gradients of units (micro-batches, or single examples) while the user's loop runs.
@@ -65,8 +67,9 @@ class Probe:
         self.seed = seed
         self._layout = Layout([])
         self._meter: MicroBatchMeter | ExampleMeter | None = None
-        self._measuring = False
-        self._partial = False
+        self._measuring = self._partial = False
+        self.looking = False
+        """Whether gradients of the present step are looked at: for statistics, or for an order alone."""
         self.needs: frozenset[Need] = frozenset()
         """What the roles of the run that it serves ask for."""
         self.now: frozenset[Need] = frozenset()
@@ -83,8 +86,13 @@ class Probe:
 
     @property
     def measuring(self) -> bool:
-        """Whether the present step is measured."""
+        """Whether the present step is measured, for statistics."""
         return self._measuring
+
+    @property
+    def statistics(self) -> bool:
+        """Whether statistics are measured in any step."""
+        return self.active and (self.always or bool(self.needs - ONLY_UNITS))
 
     def attach(
         self,
@@ -130,7 +138,8 @@ class Probe:
         parameters = self._layout.parameters
         if len({parameter.device for parameter in parameters}) > 1:
             raise SettingError("the probe needs all parameters on one device, but they are on several")
-        self._measuring, self.now = True, self.needs
+        self.looking = self._measuring = True
+        self.now = self.needs
         squares = Squares(self._layout) if Need.COORDINATES in self.needs else None
         self._map = self._mapping()
         if isinstance(self.unit, Example):
@@ -142,30 +151,31 @@ class Probe:
     @property
     def _keeps(self) -> bool:
         """Whether the images of all units of the step are needed."""
-        return self.keep or self.exact or Need.DIRECTION in self.now
+        return self.keep or self.exact or bool(self.now & {Need.DIRECTION, Need.UNITS})
 
     def detach(self) -> None:
         """End to serve it."""
-        self._meter, self._measuring = None, False
+        self._meter, self._measuring, self.looking = None, False, False
 
     def begin(self, micro_batches: int, needs: frozenset[Need] | None = frozenset(Need)) -> None:
         """Begin a step in which this worker has so many micro-batches.
 
         ``needs`` says what of that which roles ask for is looked at in this step; None for nothing at all.
         """
-        self._measuring = needs is not None and self._meter is not None
+        self.looking = needs is not None and self._meter is not None
+        self._measuring = self.looking and needs != ONLY_UNITS
         if self._meter is not None and needs is not None:
             self.now = needs & self.needs
-            self._meter.begin(micro_batches, Need.COORDINATES in self.now, self._keeps)
+            self._meter.begin(micro_batches, Need.COORDINATES in self.now, self._keeps, norms=self._measuring)
 
     def before(self, batch: Any) -> None:
         """See a micro-batch before the user's loop gets it."""
-        if self._meter is not None and self._measuring:
+        if self._meter is not None and self.looking:
             self._meter.before(batch)
 
     def before_backward(self) -> None:
         """Called just before the backward pass of a micro-batch: its ``zero_grad`` has been called by now."""
-        if self._meter is not None and self._measuring:
+        if self._meter is not None and self.looking:
             self._meter.before_backward()
 
     def see_bucket(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
@@ -173,7 +183,7 @@ class Probe:
 
         Called by the communication hook during the backward pass; ``.grad`` is not looked at for these then.
         """
-        if self._meter is not None and self._measuring:
+        if self._meter is not None and self.looking:
             self._meter.see_bucket(parameters, gradients)
 
     def after_backward(self, weight: float, factor: float) -> None:
@@ -181,7 +191,7 @@ class Probe:
 
         ``weight`` is what the unit stands for in the average: its examples, or what the user said.
         """
-        if self._meter is not None and self._measuring:
+        if self._meter is not None and self.looking:
             self._meter.after_backward(weight, factor)
 
     def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
@@ -208,6 +218,10 @@ class Probe:
     def gram(self) -> Tensor:
         """The inner products of the gradients of all pairs of this worker's units of the step."""
         return self._measuring_meter().tally.gram()
+
+    def images(self) -> list[Tensor]:
+        """The images of this worker's units of the step, but for those of weight zero, where they are kept."""
+        return list(self._measuring_meter().tally.images())
 
     def mean_sqnorm(self, scale: float, gradients: Iterable[Tensor] | None = None) -> float:
         """Squared norm of the present ``.grad`` divided by ``scale``: exact, no sketch. NaN while not active.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.codec import Identity
 from paceline.codec.lattice import refuse_lattice
 from paceline.errors import SettingError
+from paceline.roles import Need
 from paceline.sync.every import timed
 from paceline.sync.optimizer_state import Average
 from paceline.sync.statistics import Measuring
@@ -14,7 +15,7 @@ from paceline.sync.statistics import Measuring
 if TYPE_CHECKING:
     from paceline.sync.local_sgd import LocalSGD
 
-__all__ = ["refuse_what_does_not_fit"]
+__all__ = ["refuse_needs", "refuse_what_does_not_fit"]
 
 
 def refuse_what_does_not_fit(role: LocalSGD) -> None:
@@ -45,4 +46,18 @@ def refuse_what_does_not_fit(role: LocalSGD) -> None:
         raise SettingError(
             f"{name} averages optimizer state at once and in full precision only (second moments must not become "
             "negative); use Keep() or Reset() with a codec or overlap"
+        )
+
+
+def refuse_needs(name: str, needs: frozenset[Need], overlap: int) -> None:
+    """Refuse what cannot be measured where models are averaged, and no gradients."""
+    if needs - {Need.VARIANCE, Need.OWN, Need.UNITS}:
+        raise SettingError(
+            f"{name} exchanges no gradients, only sketches of them, from which the norm test can be made but no "
+            "test of directions or coordinates; use batch.NormTest, or AllReduce"
+        )
+    if Need.UNITS in needs and overlap:
+        raise SettingError(
+            f"overlap ({overlap}): an order that learns from gradients needs all workers to meet before the next epoch "
+            "begins, and averages in the background come later; leave overlap out, or use order.Shuffle"
         )

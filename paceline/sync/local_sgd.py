@@ -20,7 +20,7 @@ from paceline.replica import Replica
 from paceline.roles import Codec, Need
 from paceline.sync.average import assign
 from paceline.sync.every import Every, as_every, seconds_of
-from paceline.sync.fitting import refuse_what_does_not_fit
+from paceline.sync.fitting import refuse_needs, refuse_what_does_not_fit
 from paceline.sync.local_step import own_gradients, own_part
 from paceline.sync.merge import Merge
 from paceline.sync.optimizer_state import Keep, OptimizerState
@@ -94,11 +94,8 @@ class LocalSGD:
                 f"DistributedDataParallel averages gradients in every step, which {name} is there to avoid; give Run "
                 "the bare module"
             )
-        if probe.needs - {Need.VARIANCE, Need.OWN}:
-            raise SettingError(
-                f"{name} exchanges no gradients, only sketches of them, from which the norm test can be made but no "
-                "test of directions or coordinates; use batch.NormTest, or AllReduce"
-            )
+        refuse_needs(name, probe.needs, self.overlap)
+        self._whole_epochs = Need.UNITS in probe.needs
         self._statistics = RoundStatistics(probe, self.measuring, self.overlap)
         self._seconds, self._scale, self._weight = None, 0.0, 0.0
         self._replica = replica
@@ -301,6 +298,8 @@ class LocalSGD:
     def _is_over(self, now: Progress, busy_seconds: float) -> bool:
         if self._seconds is not None:
             return busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds  # the step that comes nearest to it
+        if self._whole_epochs and now.epoch > self._pending[0].epoch:
+            return True  # what the epoch has taught is needed for the order of the next
         return self.every.ends(self._tally.begin(now), now)
 
     def _end_round(self, note: Note, step: int) -> Meeting:

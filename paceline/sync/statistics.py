@@ -103,7 +103,7 @@ class RoundStatistics:
     @property
     def image_size(self) -> int:
         """How many numbers travel with an average; 0 if nothing is measured."""
-        return self._probe.image_size if self._probe.active else 0
+        return self._probe.image_size if self._probe.statistics else 0
 
     def wants(self, steps: int, last: bool) -> bool:
         """Whether to look at the step that begins after so many of the round, which may be its last."""

@@ -196,3 +196,14 @@ def test_what_is_given_must_fit() -> None:
         PairBalancer([[0], []])
     with pytest.raises(SettingError, match="MeanBalancer balances one stream, not 2"):
         MeanBalancer([[0], [1]])
+
+
+def test_a_rounded_mean_leaves_differences_with_few_bits() -> None:
+    """Also where gradients nearly cancel, so that the mean is small: else products would not be exact."""
+    rows = torch.randint(-(2**14), 2**14, (65, 8), generator=torch.Generator().manual_seed(3)).double()
+    rows[-1] = 1 - rows[:-1].sum(0)  # of all the sum is 1: the mean, 1 / 65, has as many bits as a double
+    balancer = MeanBalancer([range(65)], rounded=True)
+    balancer.observe(rows)
+    balancer.next_orders()
+    mean = balancer.state_dict()["mean"]
+    assert torch.equal(rows - mean, torch.round(rows - mean))
