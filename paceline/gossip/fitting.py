@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from torch.optim import SGD, Optimizer
+
 from paceline.codec import Identity, Lattice
 from paceline.errors import SettingError
 from paceline.replica import Replica
 from paceline.roles import Asker, Observer
 from paceline.sync.optimizer_state import Average, Keep
 
-__all__ = ["refuse_roles", "refuse_run", "refuse_settings"]
+__all__ = ["refuse_moments", "refuse_roles", "refuse_run", "refuse_settings"]
 
 
 def refuse_settings(graph: object, codec: object, optimizer_state: object) -> None:
@@ -50,4 +52,17 @@ def refuse_run(size: int, replica: Replica) -> None:
         raise SettingError(
             "DistributedDataParallel averages gradients in every step, which Gossip is there to avoid; give Run "
             "the bare module"
+        )
+
+
+def refuse_moments(optimizer: Optimizer, codec: Lattice | Identity) -> None:
+    """Moments of Adam next to parameters in a lattice: its steps follow the parameters, which are far larger.
+
+    A second moment that loses its digits is zero, or nearly, and Adam divides by its root.
+    """
+    if not isinstance(optimizer, SGD) and not isinstance(codec, Identity):
+        raise SettingError(
+            f"optimizer_state=Average() with {type(optimizer).__name__} needs full precision, and codec ({codec!r}) "
+            "would round second moments, by which Adam divides, as coarsely as parameters; use codec=Identity(), or "
+            "Keep()"
         )

@@ -68,6 +68,8 @@ class Layout:
         """Make the model what a row of numbers says, and its counters if there are some."""
         tensors = self._tensors()
         torch._foreach_copy_(tensors, self._views(numbers, tensors))
+        if self._moments is not None:
+            self._moments.corrected()
         if counters is None:
             return
         buffers = [buffer for _, buffer in self._named_buffers(False)]

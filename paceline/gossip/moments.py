@@ -47,7 +47,7 @@ class Moments:
 
     @torch.no_grad()
     def corrected(self) -> None:
-        """Something was added that was made of older moments, or of coded ones: squares must not fall below zero."""
+        """Something has come that was made of older moments, or of coded ones: squares must not be below zero."""
         squares = [self._optimizer.state[parameter][key] for parameter, key, _ in self._slots if key in SQUARES]
         if squares:
             torch._foreach_clamp_min_(squares, 0.0)

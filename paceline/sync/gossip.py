@@ -16,7 +16,7 @@ from paceline.errors import LoopError, SettingError
 from paceline.events import Event
 from paceline.fleet import Fleet
 from paceline.gossip.entrance import Entrance
-from paceline.gossip.fitting import refuse_roles, refuse_run, refuse_settings
+from paceline.gossip.fitting import refuse_moments, refuse_roles, refuse_run, refuse_settings
 from paceline.gossip.graph import Complete, Graph
 from paceline.gossip.layout import Layout
 from paceline.gossip.moments import Moments
@@ -49,7 +49,7 @@ class Gossip:
         graph: who may average with whom.
         codec: :class:`~paceline.codec.Lattice`, or :class:`~paceline.codec.Identity` for full precision.
         optimizer_state: momentum stays each worker's own (:class:`Keep`), or is averaged with the parameters
-            (:class:`Average`; SGD, Adam, AdamW), which makes letters as many times as long.
+            (:class:`Average`; SGD, and in full precision Adam and AdamW), which makes letters as many times as long.
         blocking: stand still until the exchange is done. For comparison, and where steps are short.
         bind: ``HOST`` or ``HOST:PORT`` of this machine, where this worker listens; the others must be able to reach it.
         plain: neither encrypt nor ask for the run's key, in a network where everybody is trusted.
@@ -107,6 +107,7 @@ class Gossip:
         moments = None
         if isinstance(self.optimizer_state, Average):
             moments = Moments(replica.optimizer, set(map(id, replica.parameters)))
+            refuse_moments(replica.optimizer, self.codec)
         self._rank, self._replica, self._layout = fleet.rank, replica, Layout(replica, moments)
         self._tally, self._rounds = Tally(), OwnRounds(self.every, fleet.rank)
         layout, counters = self._layout, self._layout.counters()

@@ -74,6 +74,10 @@ def test_a_row_of_numbers_has_parameters_and_moments() -> None:
     layout.read(again)
     assert torch.equal(again, row)
     assert float(state["step"]) == 3
+    layout.write(row - 1.0)  # a model that was given, or the average of all
+    layout.read(again)
+    assert torch.equal(again[: 2 * count], row[: 2 * count] - 1.0)
+    assert float(again[2 * count :].abs().max()) == 0.0
 
 
 def test_a_state_that_was_loaded_is_found() -> None:

@@ -163,8 +163,11 @@ def refused(kind: str) -> str:
         model = DistributedDataParallel(model)
     graph = gossip.Edges(((0, 1), (2, 3))) if kind == "in two parts" else gossip.Complete()
     bind = os.environ["TAKEN"] if kind == "taken" and os.environ["RANK"] == "1" else "127.0.0.1"
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     role = sync.Gossip(2, graph=graph, bind=bind)
+    if kind in ("Adam", "AdamW"):
+        optimizer = getattr(torch.optim, kind)(model.parameters())
+        role = sync.Gossip(2, optimizer_state=sync.Average())
     try:
         pl.Run(model, optimizer, data(40), batch=8, sync=role, deadline=20.0)
     except pl.PacelineError as error:
@@ -177,6 +180,8 @@ def refused(kind: str) -> str:
     [
         ("wide", 2, "SettingError: Gossip sends numbers as float32, and 0.weight would lose digits"),
         ("wrapped", 2, "SettingError: DistributedDataParallel averages gradients in every step, which Gossip"),
+        ("Adam", 2, "SettingError: optimizer_state=Average() with Adam needs full precision, and codec (Lattice("),
+        ("AdamW", 2, "as coarsely as parameters; use codec=Identity(), or Keep()"),
         ("in two parts", 4, "does not connect all members: it falls into [[0, 1], [2, 3]]"),
     ],
 )
@@ -205,9 +210,11 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def whole_run(role: sync.Gossip, local_data: bool = False) -> tuple[str, Progress, list[Event], int]:
+def whole_run(role: sync.Gossip, local_data: bool = False, sgd: bool = False) -> tuple[str, Progress, list[Event], int]:
     model = normed()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if sgd:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     kept, used = Kept(), 0
     with pl.Run(
         model, optimizer, data(160), batch=16, sync=role, record=[kept], deadline=30.0, local_data=local_data
@@ -233,15 +240,17 @@ ROLES = {
     "blocking": lambda: sync.Gossip(3, blocking=True, graph=gossip.RandomRegular(2)),
     "AD-PSGD": lambda: pl.recipes.ad_psgd(),
     "momentum": lambda: sync.Gossip(2, optimizer_state=sync.Average()),
+    "moments": lambda: sync.Gossip(2, codec=pl.codec.Identity(), optimizer_state=sync.Average()),
 }
 
 
 def run_of(kind: str, local_data: bool = False) -> tuple[str, Progress, list[Event], int]:
-    return whole_run(ROLES[kind](), local_data)
+    return whole_run(ROLES[kind](), local_data, sgd=kind == "momentum")
 
 
 @pytest.mark.parametrize(
-    ("kind", "size"), [("steps", 4), ("by chance", 3), ("seconds", 3), ("blocking", 3), ("momentum", 2)]
+    ("kind", "size"),
+    [("steps", 4), ("by chance", 3), ("seconds", 3), ("blocking", 3), ("momentum", 2), ("moments", 2)],
 )
 def test_all_come_to_the_end_with_the_same_model(pool: Pool, kind: str, size: int) -> None:
     found = pool.run(size, run_of, kind)
@@ -264,7 +273,7 @@ def test_all_come_to_the_end_with_the_same_model(pool: Pool, kind: str, size: in
     assert any(event.distance for event in seen)
     told = [event.text for event in events if isinstance(event, Remark)]
     assert [one.endswith("is computed by numba") for one in told] == (
-        [] if kind in ("by chance", "AD-PSGD") else [True]
+        [] if kind in ("by chance", "AD-PSGD", "moments") else [True]
     )
     ended = events[-1]
     assert isinstance(ended, Ended)
