@@ -96,6 +96,7 @@ class _Worker:
         self._began = self._again = 0.0
         self._pause: float | None = None
         self._starts = 0
+        self._last = 0
         self.code: int | None = None
         """How it has ended for good."""
 
@@ -104,7 +105,9 @@ class _Worker:
         if self.code is not None:
             return
         if self._process is None:
-            if now >= self._again:
+            if final is not None and self._starts:
+                self._give_up(final)
+            elif now >= self._again:
                 self._start(now)
             return
         code = self._process.poll()
@@ -119,6 +122,12 @@ class _Worker:
         self._process = subprocess.Popen(words, env=self._environment, start_new_session=True)
         self._began, self._starts = now, self._starts + 1
 
+    def _give_up(self, final: str) -> None:
+        """It waits to be started again, and there is nothing left to do for it: it stays as it ended."""
+        self.code = self._last
+        if final != STOPPED:
+            say(f"{self._name} waited to be started again; {final}, so that it is not", "red")
+
     def _ended(self, code: int, now: float, final: str | None) -> None:
         if code in FINAL or final == STOPPED:
             self.code = code
@@ -132,7 +141,7 @@ class _Worker:
             say(f"{told}; it is given up after {self._starts} starts, and the others go on", "red")
         else:
             self._pause = pause(self._pause, now - self._began)
-            self._again = now + self._pause
+            self._again, self._last = now + self._pause, code
             say(f"{told}; starting it again in {self._pause:g} s ({self._starts} of {self._restarts})", "red")
 
     def stop(self, number: int) -> None:

@@ -95,6 +95,30 @@ if rank == 1:
     assert len(list(tmp_path.glob("start-1-*"))) == 1
 
 
+def test_who_waits_when_others_come_to_the_end_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(independent, "FIRST_PAUSE", 3600.0)  # a launcher that goes on to wait is a hang
+    body = (
+        COUNT
+        + """
+meet(2)
+if rank == 1:
+    sys.exit(4)
+other = int((here / "pid-1").read_text())
+while os.path.exists(f"/proc/{other}"):
+    time.sleep(0.01)
+time.sleep(0.5)  # the launcher sees it, and waits
+"""
+    )
+    assert launch([script(tmp_path, body)], workers=2) == 0
+    told = capfd.readouterr().err.splitlines()
+    assert "rank 1 ended with exit code 4; starting it again in 3600 s (1 of 3)" in told[0]
+    assert "rank 1 waited to be started again; others have come to the end, so that it is not" in told[1]
+    assert len(told) == 2
+    assert len(list(tmp_path.glob("start-1-*"))) == 1
+
+
 def test_who_was_told_to_stop_is_not_started_again(tmp_path: Path) -> None:
     body = COUNT + "sys.exit(143)"
     assert launch([script(tmp_path, body)], workers=1) == 143
