@@ -29,15 +29,26 @@ class Invitation(msgspec.Struct, frozen=True):
 
 def invite(path: Path, invitation: Invitation) -> None:
     """Write it, for the eyes of this user alone: who has it belongs to the run."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(invitation))
-        draft.replace(path)
+        _replace(path, msgspec.json.encode(invitation))
     except OSError as error:
         raise SettingError(
             f"the invitation {path} cannot be written ({error.strerror}); give a file in a folder where you may write"
         ) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Through a draft that is new: one that was there could be a link, or open to others who would read the key."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(number, "wb") as file:
+            file.write(content)
+        draft.replace(path)
+    except BaseException:  # a key must not lie around
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def accept(path: Path) -> Invitation | None:

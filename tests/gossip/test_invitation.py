@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -37,6 +38,30 @@ def test_what_is_no_invitation(tmp_path: Path, content: bytes) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"cannot be written .*give a file in a folder where you may write"):
         invite(tmp_path / "no" / "file", Invitation(make_secret(plain=True), 2, []))
+
+
+def test_the_key_goes_to_no_file_that_was_there_before(tmp_path: Path) -> None:
+    path, draft, elsewhere = tmp_path / "file", tmp_path / f".file.{os.getpid()}", tmp_path / "elsewhere"
+    invitation = Invitation(make_secret(plain=False), 2, [])
+    elsewhere.write_bytes(b"of somebody else")
+    draft.symlink_to(elsewhere)
+    invite(path, invitation)
+    assert elsewhere.read_bytes() == b"of somebody else"
+    assert not path.is_symlink()
+    draft.touch(0o644)  # left behind by a worker with the same process id
+    with draft.open("rb") as opened:
+        invite(path, invitation)
+        assert opened.read() == b""
+    assert accept(path) == invitation
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["elsewhere", "file"]
+
+
+def test_no_draft_is_left_where_the_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    with pytest.raises(SettingError, match="cannot be written"):
+        invite(tmp_path / "file", Invitation(make_secret(plain=False), 2, []))
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_whether_anybody_listens() -> None:
