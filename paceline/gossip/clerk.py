@@ -172,7 +172,7 @@ class Clerk:
         if header.life > known >= 0:
             self._do(self._peer.lost(sender), now)
         self.members.hear(header.news)
-        self.members.hear_of_all(header.examples)
+        self.members.hear_of_all(header.examples, header.lost)
         if self.members.life(sender) < 0:  # it does not even say where it listens
             return
         seconds = None

@@ -121,6 +121,8 @@ class Members:
         self.before = own.examples
         """Examples that this worker has used in earlier lives."""
         self._told = 0
+        self.lost = 0
+        """Examples that were used before the run was resumed, and that no member counts as its own."""
         self._patience = Patience()
         self._chance = random.Random(repr((seed, own.number, own.life)))
 
@@ -155,16 +157,22 @@ class Members:
             before, self.before = self.before, news.examples
             self.tell(examples=own.examples - before)
 
-    def resume(self, examples: int, of_all: int) -> None:
-        """By its checkpoint this worker has used so many examples in earlier lives, and all together so many."""
+    def resume(self, examples: int, of_all: int, lost: int = 0) -> None:
+        """By its checkpoint this worker has used so many examples in earlier lives, and all together so many.
+
+        Of these, ``lost`` are in nobody's own count.
+        """
         this_life = self.own.examples - self.before
         self.before = max(self.before, examples)
         self.tell(examples=this_life)
-        self.hear_of_all(of_all)
+        self.hear_of_all(of_all, lost)
 
-    def hear_of_all(self, examples: int) -> None:
-        """Somebody knows of so many examples that all have used: it may have heard of members that this one has not."""
-        self._told = max(self._told, examples)
+    def hear_of_all(self, examples: int, lost: int = 0) -> None:
+        """Somebody knows of so many examples that all have used: it may have heard of members that this one has not.
+
+        What was ``lost`` is the same for all; who has come later hears it from the others.
+        """
+        self._told, self.lost = max(self._told, examples), max(self.lost, lost)
 
     def answered(self, number: int, seconds: float | None = None) -> None:
         """A member has been heard, after so long if it was waited for."""
@@ -243,7 +251,7 @@ class Members:
     @property
     def examples(self) -> int:
         """That all members have used so far, as far as it was heard."""
-        return max(self._told, sum(news.examples for news in self._known.values()))
+        return max(self._told, self.lost + sum(news.examples for news in self._known.values()))
 
     @property
     def elsewhere(self) -> int:

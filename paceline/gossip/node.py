@@ -141,7 +141,7 @@ class Node:
         outbox, clerk.outbox = clerk.outbox, []
         members = clerk.members
         for address, message, payload in outbox:
-            header = encode(self._card, members.own, members.examples, members.news(), message)
+            header = encode(self._card, members.own, members.examples, members.news(), message, members.lost)
             frames = [header] if payload is None else [header, payload.numpy().tobytes()]
             if self._sockets.send(address, frames):
                 clerk.counts.bytes_sent += sum(map(len, frames))

@@ -96,9 +96,9 @@ class Swarm:
         if joining is not None and joining.model is not None:
             self._layout.write(*joining.model)
 
-    def resume(self, examples: int, of_all: int) -> None:
-        """By its checkpoint this worker has used so many examples, and all together so many."""
-        self._node.do(lambda clerk: clerk.members.resume(examples, of_all))
+    def resume(self, examples: int, of_all: int, lost: int) -> None:
+        """By its checkpoint this worker has used so many examples, and all together so many; ``lost`` are nobody's."""
+        self._node.do(lambda clerk: clerk.members.resume(examples, of_all, lost))
         heard = self._node.mark()
         self._node.wait(
             lambda clerk: heard() and self._node.sees.others + self.examples >= of_all,

@@ -41,6 +41,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """That all members have used, as far as the sender knows."""
     news: Annotated[list[News], Meta(max_length=32)]
     message: Message | Errand
+    lost: Annotated[int, Meta(ge=0, lt=1 << 56)]
+    """Of the examples, those that no member counts as its own."""
 
 
 class Letter(NamedTuple):
@@ -55,9 +57,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
 
 
-def encode(card: Card, own: News, examples: int, news: list[News], message: Message | Errand) -> bytes:
+def encode(card: Card, own: News, examples: int, news: list[News], message: Message | Errand, lost: int = 0) -> bytes:
     """The bytes of a header."""
-    header = Header(FORMAT, card.run, card.model, own.number, own.life, examples, news, message)
+    header = Header(FORMAT, card.run, card.model, own.number, own.life, examples, news, message, lost)
     return _encoder.encode(header)
 
 

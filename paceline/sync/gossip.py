@@ -286,8 +286,8 @@ class Gossip:
         """Tell each other who has found a checkpoint; who has none gets a model of one that has."""
         assert self._fleet is not None, "the fleet has not been disbanded"
         (examples, of_all), self._resumed = self._resumed or (0, 0 if own is None else own.examples), None
-        latest = even_out(self._fleet, self._layout, None if own is None else of_all)
-        if latest is not None:
-            self.swarm.resume(examples, latest)
+        found = even_out(self._fleet, self._layout, examples, None if own is None else of_all)
+        if found is not None:
+            self.swarm.resume(examples, found.latest, found.lost)
         self._others = self.swarm.others_examples
-        return latest is not None or self._entrance.came_later
+        return found is not None or self._entrance.came_later

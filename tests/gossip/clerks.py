@@ -91,7 +91,7 @@ class Town:
         members = clerk.members
         for letter in outbox:
             self.sent.append((members.own.number, letter))
-            header = encode(CARD, members.own, members.examples, members.news(), letter.message)
+            header = encode(CARD, members.own, members.examples, members.news(), letter.message, members.lost)
             payload = [] if letter.payload is None else [letter.payload.numpy().tobytes()]
             delay = self.delay(letter.address, letter)
             if delay is not None:

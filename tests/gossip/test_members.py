@@ -151,6 +151,25 @@ def test_what_others_know_of_all_counts() -> None:
     assert members.examples == 612
 
 
+def test_what_nobody_counts_as_its_own_still_counts() -> None:
+    """Of four workers that had used 2500 each, two begin again; a third comes back alone later."""
+    members = Members(news(0), Complete())
+    members.resume(2500, 10_000, lost=5000)
+    assert (members.examples, members.elsewhere) == (10_000, 10_000)
+    members.hear([news(1, examples=2500)])
+    assert members.examples == 10_000
+    members.tell(examples=30)
+    members.hear([news(1, examples=2512)])
+    assert (members.examples, members.elsewhere) == (10_042, 10_012)
+    assert members.own.examples == 2530  # its weight at the end
+    late = Members(news(2, life=5, state=State.JOINING), Complete())
+    late.resume(0, 9000)
+    late.hear(members.news())
+    late.hear_of_all(members.examples, members.lost)
+    late.tell(State.HERE, examples=8)
+    assert (late.examples, late.elsewhere) == (10_050, 10_042)
+
+
 def test_news_spread() -> None:
     members = five()
     members.tell(examples=12)

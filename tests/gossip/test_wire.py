@@ -17,7 +17,7 @@ OWN = News(3, "tcp://10.0.0.3:29600", 2, State.HERE, 640)
 
 
 def header(card: Card = CARD, own: News = OWN, **changes: object) -> bytes:
-    raw = encode(card, own, 5000, [own], Propose(7, 8))
+    raw = encode(card, own, 5000, [own], Propose(7, 8), lost=70)
     if not changes:
         return raw
     fields = msgspec.msgpack.decode(raw)
@@ -33,6 +33,7 @@ def test_a_letter_comes_back_as_it_was() -> None:
     assert letter.header.message == Propose(7, 8)
     assert letter.header.news == [OWN]
     assert (letter.header.sender, letter.header.life, letter.header.examples) == (3, 2, 5000)
+    assert letter.header.lost == 70
     assert letter.payload is not None
     assert letter.payload.tolist() == list(payload)
     letter.payload[0] = 9  # it is its own memory
@@ -58,6 +59,7 @@ def test_a_letter_comes_back_as_it_was() -> None:
         [header(_3=1 << 40)],
         [header(_4=1 << 60)],  # a life that no exchange could be numbered in
         [header(_5=-5)],
+        [header(_8=-5)],
         [header(_6=[msgspec.to_builtins(OWN)] * 33)],  # more news than a member tells
         [header(_6=[{**msgspec.to_builtins(OWN), "address": "ipc:///tmp/evil"}])],
         [header(_6=[{**msgspec.to_builtins(OWN), "address": "tcp://host:1\n"}])],

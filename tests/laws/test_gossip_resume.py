@@ -177,6 +177,52 @@ def test_a_run_that_was_synchronous_goes_on_under_gossip(pool: Pool, tmp_path: P
     assert torch.equal(first[2], second[2])
 
 
+def used_more(folder: Path, more: int) -> tuple[int, int, int]:
+    """How far all were, how many examples this worker has used since, and how far all are at the end."""
+    with make(sync.Gossip(2)) as run:
+        assert run.resume(folder)
+        at, used = run.progress.examples, 0
+
+        def each(step: pl.Step) -> None:
+            nonlocal used
+            used += 8 // run.fleet.size
+            time.sleep(0.01)  # the others hear of it
+
+        train(run, run.model, each=each, examples=at + more)
+        return at, used, run.progress.examples
+
+
+def check_goal(found: list[tuple[int, int, int]], more: int) -> None:
+    """Who has not heard of the others' last steps goes on a little longer, but not as if nothing had been done."""
+    used = sum(each for _, each, _ in found)
+    assert more <= used < more + 400
+    for at, _, end in found:
+        assert at + more <= end <= at + used
+
+
+def long_all_reduced(folder: Path) -> None:
+    with make(sync.AllReduce()) as run:
+        train(run, run.model, examples=1600)
+        run.save(folder / "step-00000200.ckpt")
+
+
+def test_the_goal_counts_what_a_synchronous_run_has_used(pool: Pool, tmp_path: Path) -> None:
+    pool.run(2, long_all_reduced, tmp_path)
+    found = pool.run(2, used_more, tmp_path, 400)
+    assert [at for at, _, _ in found] == [1600, 1600]
+    check_goal(found, 400)
+
+
+def long_gossip(folder: Path) -> None:
+    with make(sync.Gossip(2), folder) as run:
+        train(run, run.model, each=lambda step: time.sleep(0.002), examples=1600)
+
+
+def test_the_goal_counts_what_workers_have_used_that_are_missing(pool: Pool, tmp_path: Path) -> None:
+    pool.run(4, long_gossip, tmp_path)
+    check_goal(pool.run(2, used_more, tmp_path, 400), 400)
+
+
 def damaged(folder: Path) -> None:
     if os.environ["RANK"] == "1":
         file = folder / "worker-1" / "at.ckpt"
