@@ -194,7 +194,9 @@ class Run:
         """``with run.consensus():`` the model is the average over all workers; all must enter together."""
         current = self._loop.current
         if current is not None and current.phase is Phase.READY and self.scaler is not None:
-            self._loop.close_step(current)  # the scaler has skipped the step, which ends all the same
+            # The scaler has skipped the step here, which counts all the same. It must not end yet: where others have
+            # stepped, theirs goes on, and with its end they may have to tell each other something.
+            self._loop.advance(current)
         refuse_within_a_round(self._loop, "run.consensus")
         return self._consensus()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -57,7 +58,7 @@ class Learnt:
 
     def __init__(
         self,
-        make: Callable[[list[list[int]]], Balancer],
+        make: Callable[..., Balancer],
         unit: int | None,
         streams: OneStream | WorkerStreams,
         sketch: int | None,
@@ -116,6 +117,7 @@ class Learnt:
         self._number = "<f8" if self._exact else "i1"
         self._fold = Fold(probe.image_size, self._size, probe.seed) if self._size < probe.image_size else None
         self._own: list[Fragment] = []
+        self._rule = deepcopy(self.rule)  # one that draws lots begins anew with every run
         self._start(0, self._first_orders())
 
     def _first_orders(self) -> list[list[int]]:
@@ -144,7 +146,7 @@ class Learnt:
 
     def _start(self, epoch: int, orders: list[list[int]]) -> None:
         self.epoch, self._orders = epoch, orders
-        self._balancer = self._make(orders)
+        self._balancer = self._make(orders, rule=self._rule)
         self._open()
 
     def _open(self) -> None:
@@ -248,7 +250,7 @@ class PairBalance(Learnt):
     ) -> None:
         self.rule = rule or Greedy()
         shared = not isinstance(streams, WorkerStreams) or streams.shared_sum
-        super().__init__(partial(PairBalancer, rule=self.rule, coordinated=shared), unit, streams, sketch, exact)
+        super().__init__(partial(PairBalancer, coordinated=shared), unit, streams, sketch, exact)
 
 
 class GraB(Learnt):
@@ -265,5 +267,4 @@ class GraB(Learnt):
         self, *, unit: int | None = None, sketch: int | None = None, exact: bool = False, rule: Rule | None = None
     ) -> None:
         self.rule = rule or Greedy()
-        make = partial(MeanBalancer, rule=self.rule, rounded=not exact)
-        super().__init__(make, unit, OneStream(), sketch, exact)
+        super().__init__(partial(MeanBalancer, rounded=not exact), unit, OneStream(), sketch, exact)

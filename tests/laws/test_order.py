@@ -360,6 +360,45 @@ def labels(others: bool) -> list[int]:
         return run.order.permutation(96, 1, 0).tolist()
 
 
+def skips_on_one_worker(kind: str) -> list[list[int]]:
+    """One worker's scaler skips the last step of the first epoch, after which all look at the model."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    x, y = data(64).tensors
+    roles: dict[str, Any] = {"sync": sync.LocalSGD(5), "order": ORDERS[kind](), "scaler": scaler}
+    with pl.Run(model, optimizer, TensorDataset(x, y), batch=16, micro=4, deadline=20.0, **roles) as run:
+        for step in run.steps(epochs=2):
+            optimizer.zero_grad()
+            for inputs, classes in step:
+                loss = F.cross_entropy(model(inputs), classes)
+                overflow = run.fleet.rank == 1 and step.index == 3
+                step.backward(loss * torch.inf if overflow else loss)
+            scaler.step(optimizer)
+            scaler.update()
+            if step.ends_epoch:
+                with run.consensus():
+                    pass
+        return orders_of(run)
+
+
+def test_who_skips_the_last_step_of_an_epoch_does_not_wait_for_the_others(pool: Pool) -> None:
+    first, second = pool.run(2, skips_on_one_worker, "pairs")
+    assert first == second
+
+
+@pytest.mark.parametrize("kind", ["pairs", "walk"])
+def test_an_order_begins_anew_with_every_run(kind: str) -> None:
+    once: Any = ORDERS[kind]()
+    found = []
+    for _ in range(2):
+        run, _ = build(kind, order=once)
+        with run:
+            train(run, run.model, epochs=3)
+            found.append(orders_of(run))
+    assert found[0] == found[1]
+
+
 def test_other_gradients_make_another_order() -> None:
     assert labels(False) == labels(False)
     assert labels(False) != labels(True)

@@ -143,6 +143,51 @@ def test_an_epochs_first_step_decides_the_grid() -> None:
     assert (rows[0][0] - images[0]).abs().max() < 2 / 2**14  # by the last step it would be all zeros
 
 
+def test_what_was_not_finite_or_is_zero_does_not_decide_the_grid() -> None:
+    image = torch.rand(16, generator=torch.Generator().manual_seed(3), dtype=torch.float64) / 100
+    overflow, nothing = Fragment(0, 0, 1, 0.0, torch.zeros(16)), Fragment(1, 1, 1, 1.0, torch.zeros(16))
+    ledger = Ledger([3], 1, exact=False)
+    found = []
+    for told in ([overflow, nothing], [Fragment(2, 2, 1, 1.0, image)]):
+        ledger.begin(told)
+        for each in told:
+            ledger.add(0, each.start, each)
+        found.append(ledger.take(0))
+    assert found[0] is not None
+    assert torch.equal(found[0], torch.zeros(2, 16, dtype=torch.float64))
+    assert found[1] is not None
+    assert (found[1][0] - image).abs().max() < 0.02 / 2**14
+
+
+@pytest.mark.parametrize("exchanges", [1, 4])
+def test_a_unit_without_weight_holds_nobody_up_whenever_workers_tell_each_other(exchanges: int) -> None:
+    ledger = Ledger([4, 1], 1, exact=True)
+    rows = torch.tensor([[2.0], [4.0], [9.0]], dtype=torch.float64)
+    told = [Fragment(0, at, 1, 1.0, row) for at, row in zip([0, 1, 3], rows, strict=True)]
+    told.insert(2, Fragment(0, 2, 1, 0.0, torch.zeros(1)))
+    ledger.add(1, 0, Fragment(0, 4, 1, 1.0, torch.tensor([50.0], dtype=torch.float64)))
+    other, found = [], []
+    for at in range(exchanges):
+        for each in told[at * 4 // exchanges : (at + 1) * 4 // exchanges]:
+            ledger.add(0, each.start, each)
+        other += [] if (more := ledger.take(1)) is None else more.tolist()
+        found += [] if (more := ledger.take(0)) is None else more.tolist()
+    assert found == [[2.0], [4.0], [3.0], [9.0]]
+    assert other == [[50.0]]
+    assert ledger.state_dict()["fragments"] == []
+
+
+def test_gradients_that_grow_are_cut_off_where_sums_would_not_be_exact_any_more() -> None:
+    ledger = Ledger([2], 1, exact=False)
+    told = [Fragment(at, at, 1, 1.0, torch.tensor([size], dtype=torch.float64)) for at, size in enumerate([1.0, 1e9])]
+    ledger.begin(told)
+    for each in told:
+        ledger.add(0, each.start, each)
+    found = ledger.take(0)
+    assert found is not None
+    assert found.tolist() == [[1.0], [128.0]]  # 2^20 steps of 2^-13
+
+
 def test_who_was_not_seen_counts_as_the_mean_of_the_others() -> None:
     ledger = Ledger([3], 2, exact=True)
     rows = torch.tensor([[2.0, 0.0], [4.0, 6.0]], dtype=torch.float64)
