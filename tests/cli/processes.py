@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -63,3 +64,24 @@ def until(true: Callable[[], bool], what: str) -> None:
     while not true():
         assert time.monotonic() < end, f"waited {LIMIT} s for {what}"
         time.sleep(0.02)
+
+
+DEAF = """
+signal.signal(signal.SIGINT, lambda *_: (here / f"asked-{rank}").touch())
+(here / f"ready-{rank}").touch()
+while True:
+    time.sleep(0.01)
+"""
+
+
+def stopped_twice(*args: str, folder: Path) -> str:
+    """What a launcher says of two workers that do not listen when Ctrl-C is pressed, and pressed again."""
+    process = paceline(*args, script(folder, DEAF), cwd=folder)
+    until(lambda: len(list(folder.glob("ready-*"))) == 2 or process.poll() is not None, "the workers")
+    process.send_signal(signal.SIGINT)
+    until(lambda: len(list(folder.glob("asked-*"))) == 2 or process.poll() is not None, "the signal")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130
+    return told

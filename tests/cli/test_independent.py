@@ -14,7 +14,7 @@ from paceline.cli import app, independent
 from paceline.cli.independent import launch_independent, pause
 from paceline.cli.launch import Machines
 from paceline.errors import SettingError
-from tests.cli.processes import LIMIT, alive, paceline, pids, script, until
+from tests.cli.processes import LIMIT, alive, paceline, pids, script, stopped_twice, until
 from tests.pool import free_port
 
 # Counts the starts of this worker.
@@ -157,20 +157,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_signal_stops_all_and_a_second_at_once(tmp_path: Path) -> None:
-    body = """
-signal.signal(signal.SIGINT, lambda *_: (here / f"asked-{rank}").touch())
-(here / f"ready-{rank}").touch()
-while True:
-    time.sleep(0.01)
-"""
-    process = paceline("run", "--independent", "-w", "2", script(tmp_path, body), cwd=tmp_path)
-    until(lambda: len(list(tmp_path.glob("ready-*"))) == 2 or process.poll() is not None, "the workers")
-    process.send_signal(signal.SIGINT)
-    until(lambda: len(list(tmp_path.glob("asked-*"))) == 2 or process.poll() is not None, "the signal")
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=LIMIT)
-    assert process.returncode == 130
+    told = stopped_twice("run", "--independent", "-w", "2", folder=tmp_path)
     assert "stopping all workers (SIGINT); Ctrl-C again stops at once" in told
     assert "starting it again" not in told
     assert not any(map(alive, pids(tmp_path)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from tests.cli.processes import LIMIT, alive, paceline, pids, script, until
+from tests.cli.processes import LIMIT, alive, paceline, pids, script, stopped_twice, until
 
 TRAINING = """
 import torch, torch.nn.functional as F
@@ -42,20 +42,7 @@ def test_ctrl_c_ends_training_after_a_step_with_a_checkpoint(tmp_path: Path) -> 
 
 
 def test_a_second_ctrl_c_ends_workers_that_do_not_listen(tmp_path: Path) -> None:
-    body = """
-signal.signal(signal.SIGINT, lambda *_: (here / f"asked-{rank}").touch())
-(here / f"ready-{rank}").touch()
-while True:
-    time.sleep(0.01)
-"""
-    process = paceline("run", "-w", "2", script(tmp_path, body), cwd=tmp_path)
-    until(lambda: len(list(tmp_path.glob("ready-*"))) == 2 or process.poll() is not None, "the workers")
-    process.send_signal(signal.SIGINT)
-    until(lambda: len(list(tmp_path.glob("asked-*"))) == 2 or process.poll() is not None, "the signal")
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=LIMIT)
-    assert process.returncode == 130
+    told = stopped_twice("run", "-w", "2", folder=tmp_path)
     assert "Traceback" not in told
     assert len(pids(tmp_path)) == 2
     assert not any(map(alive, pids(tmp_path)))
