@@ -121,7 +121,7 @@ def _step_done(
         stats=round.stats,
         steps=round.steps,
         drift=round.drift,
-        efficiency=None if round.background else _efficiency(notes, between),
+        efficiency=None if round.background else efficiency(notes, between),
     )
 
 
@@ -129,8 +129,11 @@ def _is_patient(recorder: Recorder) -> bool:
     return isinstance(recorder, Patient) and recorder.patient
 
 
-def _efficiency(notes: Sequence[Note], seconds: float) -> float | None:
-    """None where workers did not begin together: then some were busy for longer than the time that rank 0 saw."""
+def efficiency(notes: Sequence[Note], seconds: float) -> float | None:
+    """Examples per second over the sum of what each worker would do if it never waited.
+
+    None where workers did not begin together: then some were busy for longer than the time that rank 0 saw.
+    """
     alone = sum(note.examples / note.busy_seconds for note in notes if note.busy_seconds > 0)
     if not alone or max(note.busy_seconds for note in notes) > APART * seconds:
         return None
