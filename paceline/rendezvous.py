@@ -18,7 +18,22 @@ __all__ = ["begin_group", "end_group", "store_of_this_run"]
 
 def begin_group(deadline: float, limit: timedelta) -> None:
     """Start torch's process group from the environment; ``limit`` is for the waits of its collectives."""
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    began = time.monotonic()
+    try:
+        _begin_group("nccl" if torch.cuda.is_available() else "gloo", deadline, limit)
+    except dist.DistError as error:  # torch's own, which names a key of its store and no worker
+        seconds, variables = time.monotonic() - began, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        rank, size, host, port = (os.environ[name] for name in variables)
+        raise WorkerLost(
+            f"rank {rank} waited {seconds:.1f} s for all {size} workers to start and meet at {host}:{port}: "
+            f"{str(error).splitlines()[0]}; see which of them did not start or cannot reach that address",
+            ranks=(),
+            waited_for="all workers to start",
+            seconds=seconds,
+        ) from error
+
+
+def _begin_group(backend: str, deadline: float, limit: timedelta) -> None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend, timeout=limit)
         return

@@ -50,7 +50,8 @@ def test_a_gathering_that_one_does_not_come_to_names_it(pool: Pool) -> None:
 
 
 def one_has_no_heartbeat(dead: bool, patiently: bool = False) -> None:
-    fleet = pl.Fleet.join(deadline=0.5)
+    fleet = pl.Fleet.join(deadline=60)
+    fleet.deadline = 0.5  # only now: to start takes longer where other tests run beside
     assert fleet._watch is not None
     try:
         if fleet.rank != 1:
@@ -100,6 +101,18 @@ def test_alone_without_a_launcher() -> None:
     assert fleet.broadcast_bytes(b"me", "myself") == b"me"
     fleet.agree({"a": "b"})
     fleet.close()
+
+
+def only_the_first_joins() -> None:
+    if os.environ["RANK"] == "0":
+        pl.Fleet.join(deadline=0.1)
+
+
+def test_who_starts_alone_says_where_it_waited(pool: Pool) -> None:
+    first, _ = pool.outcomes(2, only_the_first_joins)
+    assert isinstance(first, RemoteError)
+    assert first.kind == "WorkerLost"
+    assert re.match(r"rank 0 waited \d+\.\d s for all 2 workers to start and meet at 127\.0\.0\.1:\d+: ", first.text)
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("nan")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,7 +17,12 @@ from paceline.codec.rounding import FINEST, SLACK, SMALLEST, scales_for
 from paceline.errors import SettingError
 
 BITS = range(2, 17)
-COMPILED = (2, 4, 7, 8, 11, 16)  # each takes seconds to compile
+COMPILED = (4, 7, 8)  # each takes seconds to compile
+LATER = (2, 11, 16)
+
+
+def slow(value: object) -> ParameterSet:
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 @pytest.fixture(params=["numba", "torch"])
@@ -46,6 +52,7 @@ def test_packed_codes_come_back(bits: int, numel: int, seed: int) -> None:
     ("kernel", "bits", "dithered"),
     [
         *(("numba", bits, False) for bits in COMPILED),
+        *(pytest.param("numba", bits, False, marks=pytest.mark.slow) for bits in LATER),
         *(("torch", bits, dithered) for bits in BITS for dithered in (False, True)),
     ],
     indirect=["kernel"],
@@ -90,7 +97,7 @@ def test_the_scale_is_what_the_formula_says() -> None:
     assert scales_for(torch.tensor([torch.inf, torch.nan, 3e38]), torch.ones(3), 2).isnan().all()
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+@pytest.mark.parametrize("bits", [slow(2), 4, 8, slow(16)])
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.usefixtures("kernel")
 def test_every_number_that_is_too_far_away_is_noticed(bits: int, several: bool) -> None:
@@ -169,7 +176,7 @@ def test_bytes(bits: int, most: float) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("bits", [7, 8, 16])
+@pytest.mark.parametrize("bits", [7, 8, slow(16)])
 def test_short_and_unaligned(bits: int) -> None:
     codec = Lattice(bits, block=64)
     for numel in (0, 1, 63, 64, 65, 200):
@@ -197,9 +204,10 @@ def test_bad_input() -> None:
         Lattice().decode(torch.zeros(10, dtype=torch.uint8), torch.zeros(64), torch.zeros(64))
 
 
+@pytest.mark.parametrize("choice", [COMPILED, slow(LATER)], ids=["soon", "later"])
 @settings(max_examples=100, deadline=None)
 @given(
-    bits=st.sampled_from(COMPILED),
+    index=st.integers(0, 2),
     numel=st.integers(0, 300),
     seed=st.integers(0, 1000),
     size=st.sampled_from([1e-30, 1e-3, 1.0, 1e30]),
@@ -207,9 +215,9 @@ def test_bad_input() -> None:
     bad=st.sampled_from([None, torch.nan, torch.inf]),
 )
 def test_both_kernels_give_the_same_bits(
-    bits: int, numel: int, seed: int, size: float, far: float, bad: float | None
+    choice: tuple[int, ...], index: int, numel: int, seed: int, size: float, far: float, bad: float | None
 ) -> None:
-    codec = Lattice(bits, block=64)
+    codec = Lattice(choice[index], block=64)
     values, reach = size * numbers(numel, seed), 0.01 * size * numbers(codec.blocks(numel), seed).abs()
     away = reach.repeat_interleave(64)[:numel] * numbers(numel, seed + 1).clamp(-1, 1)
     near = values + far * away

@@ -35,7 +35,9 @@ def gossiping() -> None:
         tell_digest(model)
 
 
-@pytest.mark.parametrize("dead", [(0,), (1, 2)], ids=["the first worker", "two of four"])
+@pytest.mark.parametrize(
+    "dead", [pytest.param((0,), id="the first worker"), pytest.param((1, 2), id="two of four", marks=pytest.mark.slow)]
+)
 def test_the_rest_go_on_to_the_end(workers: Workers, dead: tuple[int, ...]) -> None:
     """Also without the worker that torch's store lives in."""
     group = workers(gossiping, size=3 if len(dead) == 1 else 4)
@@ -99,7 +101,7 @@ def receive(pipe: Connection[Any, Any]) -> Any:
     return pipe.recv()
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_that_is_killed_and_started_again_comes_back(tmp_path: Path, rank: int) -> None:
     """Also the first, with which torch's store has died."""
     context, port, invitation = forks(), free_port(), tmp_path / "invitation"

@@ -171,7 +171,7 @@ schedules = given(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @schedules
 def test_any_schedule(codec: Identity | Lattice, size: int, seed: int, schedule: list[str], deaths: bool) -> None:
     follow(codec, size, seed, schedule, deaths)

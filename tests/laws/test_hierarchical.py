@@ -280,8 +280,8 @@ def saved_and_resumed(
     ("two", "dtype"),
     [
         (TwoLevels("aab"), torch.float32),
-        (TwoLevels("abb", 2, 5), torch.float64),
-        (TwoLevels("aabb", 1, 3, sync.Average()), torch.float32),
+        pytest.param(TwoLevels("abb", 2, 5), torch.float64, marks=pytest.mark.slow),
+        pytest.param(TwoLevels("aabb", 1, 3, sync.Average()), torch.float32, marks=pytest.mark.slow),
         (TwoLevels("aab", 2, 4, outer=True, coded=True), torch.float32),
         (TwoLevels("abbb", sync.Examples(50), sync.PostLocal(3, 5), sync.Reset()), torch.float32),
     ],
@@ -418,7 +418,7 @@ def check_leaving(pool: Pool, two: TwoLevels, cases: Sequence[dict[int, tuple[in
         torch.testing.assert_close(ends[0][2], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("who", [0, 1, 2])
+@pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("sites", ["aab", "abb"])
 def test_a_worker_may_leave_at_any_phase(pool: Pool, sites: str, who: int) -> None:
     """All end with the same model, in which everybody's examples have their true weight on both levels."""
