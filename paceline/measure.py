@@ -10,7 +10,7 @@ import torch
 from paceline.group import Group
 from paceline.probe import Probe
 from paceline.probe.coordinates import coordinate_variances
-from paceline.probe.stats import gradient_stats, variance_along
+from paceline.probe.stats import gradient_stats, spread_along, variance_along
 from paceline.records import Coordinates, GradientStats, Note
 from paceline.roles import Need
 from paceline.sync.flat import FlatSum
@@ -28,15 +28,21 @@ class Measure:
 
     def stats(self, notes: Sequence[Note], mean_sqnorm: float, scale: float, step: int) -> GradientStats:
         """The statistics; ``.grad`` holds ``scale`` times the mean over all workers, whose squared norm is given."""
-        stats = gradient_stats(notes, mean_sqnorm)
+        within = self._probe.within
+        stats = gradient_stats(notes, mean_sqnorm, within)
         self.bytes_sent = 0
         if Need.DIRECTION not in self._probe.now:
             return stats
-        sums = torch.tensor(self._probe.towards_mean(scale), dtype=torch.float64, device=self._group.device)
+        found = list(self._probe.towards_mean(scale))
+        own = notes[self._group.rank]
+        if within and own.weight:
+            found = [own.weight / stats.weight * spread_along(round(own.units), own.weight, *found), 0.0]
+        sums = torch.tensor(found, dtype=torch.float64, device=self._group.device)
         self._group.all_reduce(sums, f"the directions of the gradients of step {step}")
         self.bytes_sent += self._group.bytes_to_sum(sums)
-        products, squares = sums.tolist()
-        return msgspec.structs.replace(stats, along=variance_along(stats, products, squares, self._probe.blur))
+        first, second = sums.tolist()
+        spread = first if within else spread_along(stats.units, stats.weight, first, second)
+        return msgspec.structs.replace(stats, along=variance_along(stats, spread, self._probe.blur))
 
     def coordinates(self, stats: GradientStats, scale: float, step: int) -> Coordinates | None:
         """The variances of all coordinates, if somebody asks for them and there are two units."""

@@ -11,7 +11,7 @@ from paceline.probe.units import Unit
 from paceline.records import Plan
 from paceline.roles import Asker, Balance, Need, Unmet
 
-__all__ = ["check_limit", "check_roles", "mind_local_noise", "needs_of"]
+__all__ = ["check_limit", "check_roles", "compares_within", "mind_local_noise", "needs_of"]
 
 # Of each role a method that every object for it must have, and an example of one.
 METHODS = {
@@ -55,7 +55,7 @@ def needs_of(roles: dict[str, object], unit: Unit, first: Plan) -> frozenset[Nee
     """What the roles ask the probe for, of which there must be enough in the first step."""
     askers = {name: role for name, role in roles.items() if isinstance(role, Asker) and role.needs}
     needs = frozenset(need for role in askers.values() for need in role.needs)
-    units = [n if isinstance(unit, Example) else len(first.pieces(rank)) for rank, n in enumerate(first.counts)]
+    units = _units(unit, first)
     if Need.OWN in needs and (roles["balance"] is not roles["batch"] or min(units) < 2):
         raise SettingError(
             f"{roles['batch']!r} gives every worker a batch of its own, by its own gradients: give it as batch and as "
@@ -71,12 +71,25 @@ def needs_of(roles: dict[str, object], unit: Unit, first: Plan) -> frozenset[Nee
     return needs
 
 
-def mind_local_noise(needs: frozenset[Need], workers: int) -> None:
+def compares_within(needs: frozenset[Need], unit: Unit, first: Plan, ddp: bool) -> bool:
+    """Whether the noise of gradients can be seen within each worker, where all have data of their own."""
+    if Need.COORDINATES in needs or (ddp and isinstance(unit, Example)):
+        return False
+    return min(_units(unit, first)) > 1
+
+
+def mind_local_noise(needs: frozenset[Need]) -> None:
     """Workers with data of their own differ in every step, however large: a test between them takes that for noise."""
-    if needs - {Need.UNITS} and Need.OWN not in needs and workers > 1:
+    if needs - {Need.UNITS} and Need.OWN not in needs:
         warnings.warn(
-            "with local_data=True, what the workers' data differ in counts as noise of the gradient, which no batch is "
-            "large enough for: a batch that follows it grows to its limit. Under LocalSGD, batch.EachOwn compares "
-            "gradients within each worker instead",
+            "with local_data=True and one micro-batch a worker (or CoordinateTest, or single examples under DDP), what "
+            "the workers' data differ in counts as noise of the gradient, which no batch is large enough for: a batch "
+            "that follows it grows to its limit. Give a micro of at most half of each worker's share, so that "
+            "gradients are compared within each worker",
             stacklevel=5,
         )
+
+
+def _units(unit: Unit, first: Plan) -> list[int]:
+    """How many each worker has in the first step."""
+    return [n if isinstance(unit, Example) else len(first.pieces(rank)) for rank, n in enumerate(first.counts)]

@@ -37,7 +37,7 @@ from paceline.planner import Cursor
 from paceline.probe import Probe
 from paceline.records import Progress
 from paceline.replica import Replica
-from paceline.role_check import check_limit, check_roles, mind_local_noise, needs_of
+from paceline.role_check import check_limit, check_roles, compares_within, mind_local_noise, needs_of
 from paceline.roles import Balance, Batch, LearningRate, Order, Recorder, Stateful, Sync, Unmet
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
@@ -123,8 +123,10 @@ class Run:
             check_limit(self.batch, balance, self.fleet.size, sum(self.lengths))
             probe, updated = self.probe, {id(p) for group in optimizer.param_groups for p in group["params"]}
             needs = needs_of(self.roles(), probe.unit, first)
-            if local_data and self.fleet.rank == 0:
-                mind_local_noise(needs, self.fleet.size)
+            apart = local_data and self.fleet.size > 1
+            probe.within = apart and compares_within(needs, probe.unit, first, self._replica.ddp is not None)
+            if apart and not probe.within and self.fleet.rank == 0:
+                mind_local_noise(needs)
             probe.attach(self._replica.module, self._replica.parameters, needs, updated)
             attached.callback(probe.detach)
             self._loop.lessons.begin(self.lengths, first, probe)

@@ -235,13 +235,15 @@ class Step:
             single, weights = isinstance(parts.probe.unit, Example), [weight for _, weight in self._losses]
             self.fragments = fragments_of(self._fitting, parts.fleet.rank, weights, parts.probe.images(), single)
         units, unit_sqnorm = parts.probe.numbers(parts.sync.collect(plan))
+        within = parts.probe.within and parts.probe.measuring and units > 0
         stop, save = parts.wishes()
         loss = sum(float(loss) * weight for loss, weight in self._losses if weight)
         parts.clock.computed()  # reading the losses has waited for the device, where there is one
+        weight = sum(weight for _, weight in self._losses)
         note = Note(
             plan=plan.digest(),
             examples=plan.counts[parts.fleet.rank],
-            weight=sum(weight for _, weight in self._losses),
+            weight=weight,
             loss=loss,
             stop=stop,
             save=save,
@@ -250,6 +252,8 @@ class Step:
             busy_seconds=parts.clock.busy,
             units=units,
             unit_sqnorm=unit_sqnorm,
+            measured=weight if within else 0.0,
+            own_sqnorm=parts.probe.own_sqnorm() if within else 0.0,
             most=parts.memory.largest_share,
         )
         parts.fleet.doing(self.index, "averaging gradients")

@@ -2,7 +2,14 @@
 
 from paceline.probe.probe import Probe
 from paceline.probe.sketch import SignSketch
-from paceline.probe.stats import between_unit_variance, gradient_stats, variance_along, variance_from_sums
+from paceline.probe.stats import (
+    between_unit_variance,
+    gradient_stats,
+    spread_along,
+    variance_along,
+    variance_from_sums,
+    within_workers,
+)
 from paceline.probe.units import Example, MicroBatch
 
 __all__ = [
@@ -12,6 +19,8 @@ __all__ = [
     "SignSketch",
     "between_unit_variance",
     "gradient_stats",
+    "spread_along",
     "variance_along",
     "variance_from_sums",
+    "within_workers",
 ]

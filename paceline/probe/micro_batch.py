@@ -153,6 +153,13 @@ class MicroBatchMeter:
             tally.weights(), tally.factors(), tally.sqnorms(), sum_norm * sum_norm, image_norm * image_norm
         )
 
+    def own_sqnorm(self) -> float:
+        """Of the mean of several units; NaN if ``.grad`` held something before them."""
+        if self._sum is None:
+            return math.nan
+        length = float(self._sum[0]) / self.whole[1]
+        return length * length
+
     def _settle(self, collected: tuple[Sequence[Tensor], float] | None) -> None:
         """Take the norm of a single unit, whose gradient is all that there is."""
         if self._late is None:

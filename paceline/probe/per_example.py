@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from paceline.errors import LoopError, SettingError
 from paceline.probe.coordinates import Squares
-from paceline.probe.norms import norm
+from paceline.probe.norms import norm, sqnorm
 from paceline.probe.sketch import LinearMap
 from paceline.probe.tally import Layout, Tally
 from paceline.probe.units import Example, Loss
@@ -163,6 +163,11 @@ class ExampleMeter:
                 "example weighs 1; leave the weight out, or measure micro-batches: Probe(unit=MicroBatch())"
             )
         self.whole = self.whole[0] + weight, (self.whole[0] + weight) * factor / weight
+
+    def own_sqnorm(self) -> float:
+        """Of the mean of all examples, which the user's backward passes have left in ``.grad``."""
+        gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
+        return sqnorm(gradients) / self.whole[1] ** 2
 
     def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
         """The number of units, and the sum over them of weight times squared gradient norm."""

@@ -70,6 +70,8 @@ class Probe:
         self._measuring = self._partial = False
         self.looking = False
         """Whether gradients of the present step are looked at: for statistics, or for an order alone."""
+        self.within = False
+        """Whether units are compared within each worker only, since each has data of its own. The run says so."""
         self.needs: frozenset[Need] = frozenset()
         """What the roles of the run that it serves ask for."""
         self.now: frozenset[Need] = frozenset()
@@ -206,6 +208,13 @@ class Probe:
         if self._meter is None or not self._measuring:
             return 0, 0.0
         return self._meter.numbers(None if self._partial else collected)
+
+    def own_sqnorm(self) -> float:
+        """Squared norm of the mean gradient of this worker's units of the step; NaN where it is not known.
+
+        To be called before anything is exchanged, but for what DDP exchanges in the backward pass.
+        """
+        return self._measuring_meter().own_sqnorm()
 
     def weights(self) -> Tensor:
         """The weights of this worker's units of the step."""

@@ -287,8 +287,8 @@ class LocalSGD:
         if self.overlap and fleet.size > 1:  # what the training thread exchanges meanwhile must not come in between
             self._parts = [Part(fleet, list(range(fleet.size)))]
             group = self._parts[0]
-        image_size = self._statistics.image_size
-        return Merge(fleet, group, self._replica, self.codec, self.optimizer_state, self.outer, image_size)
+        gradients = self._statistics.rider()
+        return Merge(fleet, group, self._replica, self.codec, self.optimizer_state, self.outer, gradients)
 
     def _count(self, plan: Plan, note: Note) -> None:
         self._scale = self._scale or float(plan.batch)

@@ -42,14 +42,14 @@ class Merge:
         codec: Codec,
         optimizer_state: OptimizerState,
         outer: Outer | None,
-        image_size: int = 0,
+        gradients: GradientSum | None = None,
     ) -> None:
         self._fleet, self._group, self._replica = fleet, group, replica
         self._optimizer_state, self._outer = optimizer_state, outer
         self._average = WeightedAverage(group, codec)
         self._plain = WeightedAverage(fleet, Identity())
         self._notes = NotesTable(group.rank, group.size)
-        self._gradients = GradientSum(image_size) if image_size else None
+        self._gradients = gradients
         self.buffers = BufferAverage(replica)
         self.buffers.whole = lambda: self._average.whole
         self.flight: Flight | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.probe import Probe
-from paceline.probe.stats import variance_from_sums
+from paceline.probe.stats import variance_from_sums, within_workers
 from paceline.records import GradientStats, Note
 from paceline.sync.notes import Numbers, split_halves
 
@@ -41,8 +41,8 @@ class GradientSum:
 
     SCALARS = 3
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self, size: int, within: bool = False) -> None:
+        self._within = within
         self.numel = 2 * self.SCALARS + size
         self.own: Measured | None = None
         """This worker's: set it before the exchange."""
@@ -78,7 +78,8 @@ class GradientSum:
         mean_sqnorm = (exact - spread) / weight
         units = round(sum(note.units for note in notes))
         squares = sum(note.unit_sqnorm for note in notes)
-        return GradientStats(units, weight, variance_from_sums(units, weight, squares, mean_sqnorm), mean_sqnorm)
+        alike = variance_from_sums(units, weight, squares, mean_sqnorm)
+        return GradientStats(units, weight, within_workers(notes) if self._within else alike, mean_sqnorm)
 
 
 class Measuring(enum.Enum):
@@ -100,10 +101,9 @@ class RoundStatistics:
         self._probe, self._measuring, self._overlap = probe, measuring, overlap
         self._pending: Measured | None = None
 
-    @property
-    def image_size(self) -> int:
-        """How many numbers travel with an average; 0 if nothing is measured."""
-        return self._probe.image_size if self._probe.statistics else 0
+    def rider(self) -> GradientSum | None:
+        """What travels with an average; None if nothing is measured."""
+        return GradientSum(self._probe.image_size, self._probe.within) if self._probe.statistics else None
 
     def wants(self, steps: int, last: bool) -> bool:
         """Whether to look at the step that begins after so many of the round, which may be its last."""

@@ -20,7 +20,7 @@ from paceline.batch.criteria import (
     tensor_batch,
 )
 from paceline.probe.coordinates import coordinate_variances
-from paceline.probe.stats import gradient_stats, variance_along
+from paceline.probe.stats import gradient_stats, spread_along, variance_along
 from paceline.records import GradientStats, Note
 
 
@@ -40,11 +40,13 @@ def stats_of(gradients: Tensor, sizes: list[int] | None = None) -> tuple[Gradien
     note = Note(weight=len(gradients), units=len(sizes), unit_sqnorm=squares)
     stats = gradient_stats([note], float(mean @ mean))
     products = [float(unit @ mean) for unit in units]
-    along = variance_along(
-        stats,
+    spread = spread_along(
+        stats.units,
+        stats.weight,
         sum(n * each for n, each in zip(sizes, products, strict=True)),
         sum(n * each * each for n, each in zip(sizes, products, strict=True)),
     )
+    along = variance_along(stats, spread)
     return stats, along
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.probe import Probe, variance_along
+from paceline.probe import Probe, spread_along, variance_along
 from paceline.probe.stats import gradient_stats
 from paceline.records import GradientStats, Note
 from paceline.roles import Need
@@ -42,7 +42,8 @@ def along_of(probe: Probe) -> float:
     assert parameter.grad is not None
     note = Note(weight=sum(SIZES), units=units, unit_sqnorm=squares)
     stats = gradient_stats([note], float(parameter.grad.square().sum()))
-    return variance_along(stats, *probe.towards_mean(1.0), blur=probe.blur)
+    spread = spread_along(stats.units, stats.weight, *probe.towards_mean(1.0))
+    return variance_along(stats, spread, blur=probe.blur)
 
 
 def truth() -> float:
@@ -70,8 +71,8 @@ def test_sketches_are_right_on_average() -> None:
 
 
 def test_too_little_is_known() -> None:
-    assert torch.isnan(torch.tensor(variance_along(GradientStats(1, 8.0, 1.0, 1.0), 1.0, 1.0)))
-    assert torch.isnan(torch.tensor(variance_along(GradientStats(4, 8.0, 1.0, 0.0), 1.0, 1.0)))
+    assert math.isnan(spread_along(1, 8.0, 1.0, 1.0))
+    assert math.isnan(variance_along(GradientStats(4, 8.0, 1.0, 0.0), 1.0))
 
 
 def test_squares_of_coordinates() -> None:
