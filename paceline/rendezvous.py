@@ -22,6 +22,8 @@ def begin_group(deadline: float, limit: timedelta) -> None:
     try:
         _begin_group("nccl" if torch.cuda.is_available() else "gloo", deadline, limit)
     except dist.DistError as error:  # torch's own, which names a key of its store and no worker
+        # Torch counts this group as if it had been made: another start of this process would look for one more.
+        dist.distributed_c10d._world.group_count = 0
         seconds, variables = time.monotonic() - began, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         rank, size, host, port = (os.environ[name] for name in variables)
         raise WorkerLost(

@@ -4,10 +4,14 @@ import contextlib
 import os
 import re
 import time
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import paceline as pl
+from paceline import rendezvous
 from tests.pool import Pool, RemoteError
 
 
@@ -113,6 +117,28 @@ def test_who_starts_alone_says_where_it_waited(pool: Pool) -> None:
     assert isinstance(first, RemoteError)
     assert first.kind == "WorkerLost"
     assert re.match(r"rank 0 waited \d+\.\d s for all 2 workers to start and meet at 127\.0\.0\.1:\d+: ", first.text)
+
+
+def joins_again() -> int:
+    """The first worker fails in the middle of a start that the second does not come to, and then both start."""
+    if os.environ["RANK"] == "0":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rendezvous, "_begin_group", half_a_start)
+            with pytest.raises(pl.WorkerLost, match="for all 2 workers to start"):
+                pl.Fleet.join(deadline=20)
+    fleet = pl.Fleet.join(deadline=20)
+    found = fleet.gather(b"here", "the other worker")
+    fleet.close()
+    return len(found)
+
+
+def half_a_start(backend: str, *_: object) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    dist.init_process_group(backend, store=store, rank=0, world_size=2, timeout=timedelta(seconds=0.1))
+
+
+def test_after_a_start_that_failed_the_next_one_works(pool: Pool) -> None:
+    assert pool.run(2, joins_again) == [2, 2]
 
 
 @pytest.mark.parametrize("deadline", [0, -1, float("nan")])

@@ -33,6 +33,8 @@ def trained(
     """The shares of every step, the rounds, what was recorded, and the warnings."""
     fleet = pl.Fleet.join()
     layers = nn.Sequential(nn.BatchNorm1d(6), mlp()) if norm else mlp()
+    if norm:
+        layers.eval()  # rounds of seconds may leave a single example, of which training mode has no variance
     model: nn.Module = Slow(layers, SECONDS[fleet.rank])
     if wrap:
         model = DistributedDataParallel(model)
