@@ -41,7 +41,7 @@ class OptimizerHooks:
         if step is None:  # the user steps outside of the loop: not ours
             return
         if step.phase in (Phase.NEW, Phase.OPEN):
-            raise step.left_early()
+            raise step.left_early("optimizer.step()")
         if step.phase is not Phase.READY:
             raise LoopError(
                 f"optimizer.step() was called twice in step {step.index}; call it once after the inner loop"

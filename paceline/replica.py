@@ -25,11 +25,17 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        _check_kinds(model, optimizer)
         self.optimizer = optimizer
         self.ddp = model if isinstance(model, DistributedDataParallel) else None
         self.module: nn.Module = self.ddp.module if self.ddp else model
         named = {id(p): (name, p) for name, p in self.module.named_parameters()}
         extra = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in named]
+        if len(extra) == sum(len(group["params"]) for group in optimizer.param_groups):
+            raise SettingError(
+                "the optimizer has no parameter of the model, so that the model would not be trained; make it with "
+                "model.parameters(), of the same model"
+            )
         if self.ddp and extra:
             raise SettingError(
                 f"the optimizer holds {len(extra)} parameters that are not in the DistributedDataParallel module, so "
@@ -141,3 +147,12 @@ class Replica:
                 "all workers now have rank 0's. Seed all workers alike (torch.manual_seed) before building the model.",
                 stacklevel=2,
             )
+
+
+def _check_kinds(model: object, optimizer: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"model is a {type(model).__name__}, not a torch.nn.Module; write Run(model, optimizer, …)")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SettingError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise SettingError("LBFGS needs a closure, whose gradients nobody would average; use another optimizer")

@@ -11,27 +11,31 @@ from paceline.probe.units import Unit
 from paceline.records import Plan
 from paceline.roles import Asker, Balance, Need, Unmet
 
-__all__ = ["check_limit", "check_roles", "compares_within", "mind_local_noise", "needs_of"]
+__all__ = ["check_limit", "check_object", "check_roles", "compares_within", "mind_local_noise", "needs_of"]
 
 # Of each role a method that every object for it must have, and an example of one.
 METHODS = {
     "order": ("permutation", "order.Shuffle()"),
     "batch": ("size", "batch.Fixed(64)"),
     "balance": ("split", "balance.Fixed([2, 1])"),
-    "sync": ("attach", "sync.AllReduce()"),
-    "lr": ("factor", "lr.Linear(64)"),
+    "sync": ("attach", "sync.AllReduce() or pl.sync.LocalSGD(8)"),
+    "lr": ("factor", "lr.Linear(64); the learning rate itself belongs to the optimizer"),
 }
+
+
+def check_object(what: str, value: object, method: str, examples: str) -> None:
+    """Refuse a class without its parentheses, and what has not the method that every object for this setting has."""
+    if isinstance(value, type):
+        raise SettingError(f"{what}={value.__name__} is a class; write {value.__name__}(…)")
+    if not callable(getattr(value, method, None)):
+        raise SettingError(f"{what}={value!r} has no method {method}; give an object such as {examples}")
 
 
 def check_roles(roles: dict[str, object], local_data: bool) -> None:
     """Refuse a class without its parentheses, what has not the methods of the role, and what does not go together."""
     for name, role in roles.items():
         method, example = METHODS[name]
-        if isinstance(role, type):
-            raise SettingError(f"{name}={role.__name__} is a class; write {role.__name__}(…)")
-        if not callable(getattr(role, method, None)):
-            hint = "; the learning rate itself belongs to the optimizer" if name == "lr" else ""
-            raise SettingError(f"{name}={role!r} has no method {method}; give an object such as pl.{example}{hint}")
+        check_object(name, role, method, f"pl.{example}")
     if isinstance(roles["sync"], Unmet):
         roles["sync"].refuse(roles, local_data)
 

@@ -100,6 +100,10 @@ class Run:
     ) -> None:
         if micro is not None and micro < 1:
             raise SettingError(f"micro ({micro}) must be at least 1 example in a forward pass")
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            raise SettingError(
+                f"checkpoint={checkpoint!r} must be a Checkpoint, such as Checkpoint('saves', every=100)"
+            )
         length = check_dataset(dataset)
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
@@ -211,6 +215,9 @@ class Run:
 
     def log(self, **values: float) -> None:
         """Record numbers of your own, such as ``run.log(accuracy=0.97)``."""
+        for name, value in values.items():
+            if not hasattr(value, "__float__"):
+                raise SettingError(f"run.log takes numbers, but {name} is {value!r}")
         self._journal.write(Measured(time.time(), self.progress.step, {k: float(v) for k, v in values.items()}))
 
     def save(self, path: str | Path) -> Path:

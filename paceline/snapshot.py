@@ -127,14 +127,14 @@ def restore(run: Run, tree: Mapping[str, Any]) -> Cursor:
     if run.scaler is not None and tree["scaler"] is not None:
         run.scaler.load_state_dict(tree["scaler"])
     for name, role in run.roles().items():
-        if isinstance(role, Stateful):
+        if isinstance(role, Stateful) and tree["roles"][name]["kind"] == _kind(role):
             role.load_state_dict(tree["roles"][name]["state"])
     for name, one in run.stateful.items():
         one.load_state_dict(tree["stateful"][name])
     own, alone = tree["own_states"], "worker" in tree
     rank = 0 if alone else run.fleet.rank  # who is alone in the file is the first there
     fits = isinstance(run.sync, Unmet) if alone else len(own) == run.fleet.size and not isinstance(run.sync, Unmet)
-    if fits and own[rank]:
+    if fits and own[rank] and tree["roles"]["sync"]["kind"] == _kind(run.sync):
         run.sync.load_own_state(_unpack(own[rank]))
     if rank < len(tree["random_states"]):  # a worker more than there were keeps the random state that it has
         state = _unpack(tree["random_states"][rank])
@@ -174,10 +174,13 @@ def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
                 "resume with the same, or start a new run"
             )
     for name, role in run.roles().items():
-        if tree["roles"][name]["kind"] != type(role).__name__ and isinstance(role, Stateful):
+        saved = tree["roles"][name]
+        # What leaves nothing behind may be followed by anything, which then begins as in a new run.
+        left = saved["state"] and not saved["replaceable"]
+        if saved["kind"] != _kind(role) and isinstance(role, Stateful) and left:
             raise CheckpointError(
-                f"the checkpoint was made with {name}={tree['roles'][name]['kind']}, which has no state for "
-                f"{type(role).__name__}; resume with the same role"
+                f"the checkpoint was made with {name}={saved['kind']}, whose state means nothing to {_kind(role)}; "
+                "resume with the same role"
             )
     groups = [len(group["params"]) for group in run.optimizer.param_groups]
     saved = [len(group["params"]) for group in tree["optimizer"]["param_groups"]]
@@ -197,7 +200,12 @@ def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
 
 def _role_state(role: object) -> dict[str, Any]:
     state = role.state_dict() if isinstance(role, Stateful) else {}
-    return {"kind": type(role).__name__, "state": state}
+    return {"kind": _kind(role), "state": state, "replaceable": bool(getattr(role, "replaceable", False))}
+
+
+def _kind(role: object) -> str:
+    """Who can take a role's state over: the same class, unless the role has a narrower ``kind``."""
+    return str(getattr(role, "kind", type(role).__name__))
 
 
 def _random_state() -> dict[str, Any]:

@@ -188,14 +188,19 @@ class Step:
         self._losses.append((loss.detach(), weight))
         self._waiting_for_backward = 0
 
-    def left_early(self) -> LoopError:
-        """The error for a step whose micro-batches were not all used; the other workers are told."""
+    def left_early(self, by: str = "") -> LoopError:
+        """The error for a step whose inner loop has not come to its end; the other workers are told.
+
+        ``by`` is the call that came too early, if it was one.
+        """
         if self._too_large:
             told = f"memory ran out in step {self.index}; put step.attempt() into the loop over its micro-batches"
         else:
+            what = f"{by} was called before the inner loop of" if by else "the inner loop was left in"
             told = (
-                f"step {self.index} was left after {self._seen} of {self._pieces} micro-batches, so its gradients are "
-                "not averaged; let the inner loop run to its end before optimizer.step() and before the next step"
+                f"{what} step {self.index} {'had ended ' if by else ''}(after {self._seen} of {self._pieces} "
+                "micro-batches), so its gradients are not averaged; let it run to its end, and put optimizer.step() "
+                "behind it, one level to the left"
             )
         error = LoopError(told)
         self._parts.failure = type(error).__name__

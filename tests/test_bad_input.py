@@ -210,9 +210,9 @@ def test_a_step_is_left_early() -> None:
         for x, y in step:
             step.backward(F.cross_entropy(run.model(x), y))
             break
-        with pytest.raises(pl.LoopError, match=r"step 0 was left after 1 of 3 micro-batches"):
+        with pytest.raises(pl.LoopError, match=r"step 0 .*\(after 1 of 3 micro-batches\)"):
             run.optimizer.step()
-        with pytest.raises(pl.LoopError, match=r"step 0 was left after 1 of 3 micro-batches"):
+        with pytest.raises(pl.LoopError, match=r"step 0 .*\(after 1 of 3 micro-batches\)"):
             next(steps)
         assert torch.equal(before, flat(run.model))
         with pytest.raises(pl.LoopError, match="is known when the loop over its micro-batches has ended"):
@@ -262,13 +262,15 @@ def test_loops_within_loops_and_after_the_end() -> None:
 
 def test_an_optimizer_with_a_closure() -> None:
     model = mlp()
-    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(pl.SettingError, match="LBFGS needs a closure"):
+        pl.Run(model, torch.optim.LBFGS(model.parameters()), data(40), batch=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pl.Run(model, optimizer, data(40), batch=8) as run:
         steps = run.steps(steps=1)
         for x, y in (step := next(steps)):
             step.backward(F.cross_entropy(model(x), y))
         with pytest.raises(pl.LoopError, match=r"optimizer\.step\(closure\) in step 0"):
-            optimizer.step(lambda: 0.0)  # type: ignore[no-untyped-call]
+            optimizer.step(lambda: 0.0)
 
 
 def test_pinned_memory_for_a_model_on_the_cpu() -> None:
@@ -323,7 +325,7 @@ def test_save_in_the_middle_of_a_step(tmp_path: Path) -> None:
         step = next(steps)
         for x, y in step:
             step.backward(F.cross_entropy(run.model(x), y))
-            with pytest.raises(pl.LoopError, match="was left after 1 of 4"):
+            with pytest.raises(pl.LoopError, match=r"after 1 of 4 micro-batches"):
                 run.save(tmp_path / "early.ckpt")
             break
     assert not list(tmp_path.iterdir())
@@ -405,6 +407,37 @@ def test_half_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_role(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(pl.SettingError, match=says):
         make(**settings)
+
+
+def test_what_is_no_model_no_optimizer_or_another_models() -> None:
+    model, others = mlp(), mlp()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(pl.SettingError, match=r"model is a SGD, not a torch.nn.Module; write Run\(model, optimizer"):
+        pl.Run(optimizer, model, data(40), batch=8)  # type: ignore[arg-type]
+    with pytest.raises(pl.SettingError, match="optimizer is a float"):
+        pl.Run(model, 0.1, data(40), batch=8)  # type: ignore[arg-type]
+    with pytest.raises(pl.SettingError, match="the optimizer has no parameter of the model"):
+        pl.Run(others, optimizer, data(40), batch=8)
+
+
+def test_a_folder_instead_of_a_checkpoint() -> None:
+    with pytest.raises(pl.SettingError, match=r"checkpoint='saves' must be .* Checkpoint\('saves', every=100\)"):
+        make(checkpoint="saves")
+
+
+def test_words_instead_of_numbers_to_log() -> None:
+    with make() as run, pytest.raises(pl.SettingError, match=r"run\.log takes numbers, but accuracy is 'high'"):
+        run.log(accuracy="high")  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_steps_in_the_inner_loop() -> None:
+    with make() as run:
+        steps = run.steps(steps=1)
+        for x, y in (step := next(steps)):
+            step.backward(F.cross_entropy(run.model(x), y))
+            with pytest.raises(pl.LoopError, match=r"optimizer\.step\(\) was called before the inner loop of step 0"):
+                run.optimizer.step()
+            break
 
 
 def test_an_outer_optimizer_that_is_made_already() -> None:

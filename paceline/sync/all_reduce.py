@@ -22,6 +22,7 @@ from paceline.replica import Replica
 from paceline.roles import Codec, Need
 from paceline.sync.buffers import BufferAverage
 from paceline.sync.exchange import Exchange
+from paceline.sync.fitting import check_codec
 from paceline.sync.notes import NotesTable
 from paceline.sync.overlap import Overlap
 
@@ -39,9 +40,12 @@ class AllReduce:
     """
 
     waits_for_leavers = False
+    replaceable = True
+    """Whether another sync may go on from its checkpoint: its state is the rounding of its own sums, and no more."""
 
     def __init__(self, codec: Codec | None = None) -> None:
         self.codec: Codec = codec or Identity()
+        check_codec(self.codec)
         refuse_lattice(codec, "AllReduce")
         if self.codec.feedback:
             raise SettingError(

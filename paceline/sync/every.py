@@ -10,7 +10,7 @@ from typing import Protocol
 from paceline.errors import SettingError
 from paceline.records import Progress
 
-__all__ = ["Every", "Examples", "PostLocal", "Ramp", "Seconds", "Steps", "as_every", "seconds_of", "timed"]
+__all__ = ["Every", "Examples", "PostLocal", "Ramp", "Seconds", "Steps", "as_every", "seconds_of", "timed", "whole"]
 
 
 class Every(Protocol):
@@ -115,24 +115,31 @@ def timed(every: Every) -> bool:
     return timed(as_every(every.every)) if isinstance(every, PostLocal) else hasattr(every, "seconds")
 
 
-def as_every(every: Every | int) -> Every:
-    """A whole number means steps; what cannot be a period is refused."""
+def whole(count: object, least: int) -> bool:
+    """Whether it is a whole number of at least so many; True and False are none."""
+    return isinstance(count, int) and not isinstance(count, bool) and count >= least
+
+
+def as_every(every: Every | int, what: str = "every") -> Every:
+    """A whole number means steps; what cannot be a period is refused, by the name of the setting that it is."""
+    if isinstance(every, type):
+        raise SettingError(f"{what} ({every.__name__}) is a class; write {every.__name__}(…)")
     found: Every = Steps(every) if isinstance(every, int) else every
     if isinstance(found, Seconds):
         if not (isinstance(found.count, int | float) and 0 < found.count < math.inf):
-            raise SettingError(f"every ({every!r}) must be a positive number of seconds")
+            raise SettingError(f"{what} ({every!r}) must be a positive number of seconds")
         return found
     if not hasattr(found, "ends"):
-        raise SettingError(f"every ({every!r}) must be a whole number of steps, Examples, Seconds or a schedule")
+        raise SettingError(f"{what} ({every!r}) must be a whole number of steps, Examples, Seconds or a schedule")
     counts = [getattr(found, name) for name in ("count", "first", "last", "steps") if hasattr(found, name)]
-    if any(not isinstance(count, int) or count < 1 for count in counts):
-        raise SettingError(f"every ({every!r}) must be at least 1; 1 averages after every step")
+    if not all(whole(count, least=1) for count in counts):
+        raise SettingError(f"{what} ({every!r}) must be whole numbers of at least 1; 1 averages after every step")
     if isinstance(found, Ramp) and not (
         0 < found.factor < math.inf and found.factor != 1 and (found.factor > 1) == (found.last > found.first)
     ):
         raise SettingError(f"{found!r} never gets from first to last; a factor above 1 grows, one below 1 shrinks")
     if isinstance(found, PostLocal):
-        if not isinstance(found.after, int) or found.after < 0:
+        if not whole(found.after, least=0):
             raise SettingError(f"after ({found.after!r}) must be a whole number of steps, at least 0")
-        as_every(found.every)
+        as_every(found.every, what)
     return found

@@ -7,30 +7,27 @@ from typing import TYPE_CHECKING
 from paceline.codec import Identity
 from paceline.codec.lattice import refuse_lattice
 from paceline.errors import SettingError
+from paceline.role_check import check_object
 from paceline.roles import Need
-from paceline.sync.every import timed
+from paceline.sync.every import timed, whole
 from paceline.sync.optimizer_state import Average
 from paceline.sync.statistics import Measuring
 
 if TYPE_CHECKING:
     from paceline.sync.local_sgd import LocalSGD
 
-__all__ = ["refuse_needs", "refuse_what_does_not_fit"]
+__all__ = ["check_codec", "refuse_needs", "refuse_what_does_not_fit"]
 
 
 def refuse_what_does_not_fit(role: LocalSGD) -> None:
     """Settings that are wrong, or cannot be together."""
     name = type(role).__name__
-    for what, value, method in (
-        ("optimizer_state", role.optimizer_state, "averaged"),
-        ("codec", role.codec, "encode"),
-    ):
-        if isinstance(value, type) or not hasattr(value, method):
-            raise SettingError(f"{what} ({value!r}) of {name} must be an object with a method {method}, as Keep()")
+    check_object("optimizer_state", role.optimizer_state, "averaged", "Keep(), Average() or Reset()")
+    check_codec(role.codec)
     refuse_lattice(role.codec, name)
     if not isinstance(role.measuring, Measuring):
         raise SettingError(f"measuring ({role.measuring!r}) must be Measuring.FIRST or Measuring.LAST")
-    if not isinstance(role.overlap, int) or role.overlap < 0:
+    if not whole(role.overlap, least=0):
         raise SettingError(f"overlap ({role.overlap!r}) must be a whole number of steps, or 0 for none")
     if role.overlap and timed(role.every):
         raise SettingError(
@@ -47,6 +44,11 @@ def refuse_what_does_not_fit(role: LocalSGD) -> None:
             f"{name} averages optimizer state at once and in full precision only (second moments must not become "
             "negative); use Keep() or Reset() with a codec or overlap"
         )
+
+
+def check_codec(codec: object) -> None:
+    """Refuse what is no codec; the name of one, too."""
+    check_object("codec", codec, "decode", "codec.Half() or codec.Uniform8()")
 
 
 def refuse_needs(name: str, needs: frozenset[Need], overlap: int) -> None:

@@ -21,7 +21,7 @@ from paceline.records import Later, Meeting, Note, Plan, Progress
 from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.average import WeightedAverage, assign
-from paceline.sync.every import Every, as_every, timed
+from paceline.sync.every import Every, Steps, as_every, timed
 from paceline.sync.local_sgd import LocalSGD
 from paceline.sync.merge import Merge
 from paceline.sync.notes import NotesTable
@@ -58,8 +58,13 @@ class Hierarchical(LocalSGD):
         outer: MakeOptimizer | None = None,
         codec: Codec | None = None,
     ) -> None:
-        super().__init__(between, optimizer_state=optimizer_state, outer=outer, codec=codec)
-        self.inside = as_every(inside)
+        super().__init__(as_every(between, "between"), optimizer_state=optimizer_state, outer=outer, codec=codec)
+        self.inside = as_every(inside, "inside")
+        if isinstance(self.inside, Steps) and isinstance(self.every, Steps) and self.inside.count > self.every.count:
+            raise SettingError(
+                f"inside ({inside}) is longer than between ({between}), so that a site would never meet alone; give "
+                "the shorter round as inside, or use LocalSGD"
+            )
         if timed(self.inside) or timed(self.every):
             raise SettingError("Hierarchical counts its rounds in steps or examples; Seconds is for LocalSGD")
         self._site = own_site(site)

@@ -114,6 +114,12 @@ class LocalSGD:
         self._parts = []
 
     @property
+    def kind(self) -> str:
+        """Whose state it can take over: the momentum of one outer optimizer is nothing to another."""
+        name = type(self).__name__
+        return name if self.outer is None else f"{name} with outer {self.outer.kind}"
+
+    @property
     def counts_backward(self) -> bool:
         """No."""
         return False
@@ -239,7 +245,7 @@ class LocalSGD:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
         self.merge.buffers.live = list(state["live_buffers"])
-        if self.outer is not None and state["outer"] is not None:
+        if self.outer is not None:
             self.outer.load_state_dict(state["outer"])
 
     def own_state(self) -> dict[str, Any]:

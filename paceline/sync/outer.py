@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ class DiLoCo:
     lr: float = 0.7
     momentum: float = 0.9
 
+    def __post_init__(self) -> None:
+        _check_rates(self)
+
     def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
         """Make it."""
         return SGD(parameters, lr=self.lr, momentum=self.momentum, nesterov=True)
@@ -41,9 +45,21 @@ class SlowMo:
     lr: float = 1.0
     momentum: float = 0.5
 
+    def __post_init__(self) -> None:
+        _check_rates(self)
+
     def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
         """Make it."""
         return SGD(parameters, lr=self.lr, momentum=self.momentum)
+
+
+def _check_rates(made: DiLoCo | SlowMo) -> None:
+    for name, value, most in (("lr", made.lr, math.inf), ("momentum", made.momentum, 1.0)):
+        if not (isinstance(value, int | float) and 0 <= value < most):
+            raise SettingError(
+                f"{name} ({value!r}) of {type(made).__name__} must be a number of at least 0"
+                + ("" if most == math.inf else ", below 1")
+            )
 
 
 class Outer:
@@ -53,10 +69,11 @@ class Outer:
     """
 
     def __init__(self, make: MakeOptimizer) -> None:
-        if not callable(make):
+        if isinstance(make, type) or not callable(make):
+            name = make.__name__ if isinstance(make, type) else type(make).__name__
             raise SettingError(
-                f"outer ({type(make).__name__}) must be a function from parameters to an optimizer, such as DiLoCo() "
-                "or lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+                f"outer ({name}) must be a function from parameters to an optimizer, such as DiLoCo() or "
+                "lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
             )
         self._make = make
         self._anchors: list[nn.Parameter] = []
@@ -77,6 +94,11 @@ class Outer:
         if [tuple(p.shape) for p in self._anchors] != [tuple(p.shape) for p in parameters]:
             self._anchors = [nn.Parameter(p.detach().clone()) for p in parameters]
             self._optimizer = self._make(self._anchors)
+            if not isinstance(self._optimizer, Optimizer):
+                raise SettingError(
+                    f"outer gave {self._optimizer!r} for a list of parameters, which is no torch optimizer; give "
+                    "DiLoCo(), SlowMo() or a function that makes one"
+                )
             return
         with torch.no_grad():
             torch._foreach_copy_([p.data for p in self._anchors], [p.detach() for p in parameters])
@@ -110,11 +132,22 @@ class Outer:
         return {"anchors": [anchor.detach() for anchor in self._anchors], "optimizer": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take that back."""
+        """Take that back; rates and momenta are those that this one was made with."""
         if state["anchors"]:
             self.begin(state["anchors"])
             assert self._optimizer is not None
+            settings = [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in self._optimizer.param_groups
+            ]
             self._optimizer.load_state_dict(state["optimizer"])
+            for group, own in zip(self._optimizer.param_groups, settings, strict=True):
+                group.update(own)
+
+    @property
+    def kind(self) -> str:
+        """What makes it."""
+        return type(self._make if isinstance(self._make, DiLoCo | SlowMo) else self._optimizer).__name__
 
     def _rate(self, notes: Sequence[Note]) -> float:
         """What SlowMo calls g; 1 for all others.

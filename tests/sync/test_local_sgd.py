@@ -27,17 +27,20 @@ def make(role: sync.LocalSGD, **settings: Any) -> pl.Run:
 @pytest.mark.parametrize(
     ("every", "says"),
     [
-        (0, r"every \(0\) must be at least 1; 1 averages after every step"),
-        (-3, r"every \(-3\) must be at least 1"),
-        (sync.Examples(0), r"every \(Examples\(count=0\)\) must be at least 1"),
-        (sync.Steps(2.5), r"every \(Steps\(count=2.5\)\) must be at least 1"),  # type: ignore[arg-type]
+        (0, r"every \(0\) must be whole numbers of at least 1; 1 averages after every step"),
+        (-3, r"every \(-3\) must be whole numbers of at least 1"),
+        (sync.Examples(0), r"every \(Examples\(count=0\)\) must be whole numbers of at least 1"),
+        (sync.Steps(2.5), r"every \(Steps\(count=2.5\)\) must be whole numbers of at least 1"),  # type: ignore[arg-type]
         (sync.PostLocal(-1, 4), r"after \(-1\) must be a whole number of steps, at least 0"),
-        (sync.PostLocal(1, 0), r"every \(0\) must be at least 1"),
+        (sync.PostLocal(1, 0), r"every \(0\) must be whole numbers of at least 1"),
         (sync.Ramp(1, 8, 0.5, 10), r"never gets from first to last; a factor above 1 grows"),
         (sync.Ramp(8, 1, 2.0, 10), r"never gets from first to last"),
-        (sync.Ramp(1, 8, 2.0, 0), r"must be at least 1"),
+        (sync.Ramp(1, 8, 2.0, 0), r"must be whole numbers of at least 1"),
         (sync.Ramp(8, 1, float("nan"), 10), r"never gets from first to last"),
         (sync.PostLocal(1.5, 4), r"whole number of steps"),  # type: ignore[arg-type]
+        (True, r"every \(True\) must be whole numbers of at least 1"),
+        (sync.Examples("a"), r"must be whole numbers of at least 1"),  # type: ignore[arg-type]
+        (sync.Seconds, r"every \(Seconds\) is a class; write Seconds\(…\)"),
     ],
 )
 def test_periods_that_cannot_be(every: Any, says: str) -> None:
@@ -176,17 +179,95 @@ def test_a_ramp_goes_on_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "says"),
     [
-        {"measuring": "last"},
-        {"optimizer_state": sync.Average},
-        {"optimizer_state": "average"},
-        {"codec": pl.codec.Uniform8},
+        ({"measuring": "last"}, r"measuring \('last'\) must be Measuring"),
+        ({"overlap": True}, r"overlap \(True\) must be a whole number of steps"),
+        ({"optimizer_state": sync.Average}, r"optimizer_state=Average is a class; write Average\(…\)"),
+        ({"optimizer_state": "average"}, r"optimizer_state='average' .*Keep\(\), Average\(\) or Reset\(\)"),
+        ({"codec": pl.codec.Uniform8}, r"codec=Uniform8 is a class; write Uniform8\(…\)"),
+        ({"codec": "uniform8"}, r"codec='uniform8' has no method decode; .*codec.Uniform8\(\)"),
+        ({"outer": sync.DiLoCo}, r"outer \(DiLoCo\) must be a function .*, such as DiLoCo\(\)"),
+        ({"outer": torch.optim.SGD}, r"outer \(SGD\) must be a function"),
     ],
 )
-def test_settings_of_a_wrong_kind(settings: dict[str, Any]) -> None:
-    with pytest.raises(pl.SettingError, match=next(iter(settings))):
+def test_settings_of_a_wrong_kind(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says):
         sync.LocalSGD(4, **settings)
+
+
+def test_a_codec_by_its_name_under_all_reduce() -> None:
+    with pytest.raises(pl.SettingError, match="codec='half' has no method decode"):
+        sync.AllReduce(codec="half")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [sync.DiLoCo, sync.SlowMo])
+def test_rates_of_an_outer_optimizer(kind: Any) -> None:
+    for settings in ({"lr": -1.0}, {"lr": "a"}, {"momentum": 1.0}, {"momentum": float("nan")}):
+        with pytest.raises(pl.SettingError, match=rf"of {kind.__name__} must be a number of at least 0"):
+            kind(**settings)
+
+
+def test_what_makes_no_outer_optimizer() -> None:
+    with pytest.raises(pl.SettingError, match="outer gave 3 for a list of parameters"):
+        make(sync.LocalSGD(4, outer=lambda parameters: 3))  # type: ignore[arg-type, return-value]
+
+
+def test_rounds_inside_that_are_longer_than_those_between() -> None:
+    with pytest.raises(pl.SettingError, match=r"inside \(4\) is longer than between \(3\)"):
+        sync.Hierarchical(4, 3)
+    with pytest.raises(pl.SettingError, match=r"inside \(0\) must be"):
+        sync.Hierarchical(0, 3)
+
+
+def outer_of(role: sync.LocalSGD) -> dict[str, Any]:
+    assert role.outer is not None
+    assert role.outer._optimizer is not None
+    return role.outer._optimizer.param_groups[0]
+
+
+def test_resume_with_an_outer_optimizer(tmp_path: Path) -> None:
+    """Its settings are those that are given now; the momentum of another kind is not taken over."""
+    with make(sync.LocalSGD(4, outer=sync.DiLoCo())) as run:
+        train(run, run.model, steps=8)
+        saved = run.save(tmp_path / "a.ckpt")
+    for other in (None, sync.SlowMo(), lambda parameters: torch.optim.Adam(parameters, lr=1e-3)):
+        with make(sync.LocalSGD(4, outer=other)) as run:
+            before = flat(run.model)
+            with pytest.raises(pl.CheckpointError, match="made with sync=LocalSGD with outer DiLoCo, whose state"):
+                run.resume(saved)
+            assert torch.equal(before, flat(run.model))
+    role = sync.LocalSGD(4, outer=sync.DiLoCo(lr=0.1, momentum=0.2))
+    with make(role) as run:
+        run.resume(saved)
+        assert (outer_of(role)["lr"], outer_of(role)["momentum"]) == (0.1, 0.2)
+        assert role.outer is not None
+        assert role.outer._optimizer is not None
+        assert len(role.outer._optimizer.state) > 0  # but for that, it goes on
+
+
+def from_gradients_to_models(path: str) -> list[Tensor]:
+    """A run of AllReduce goes on as Local SGD, whose rounds begin there."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pl.Run(model, optimizer, data(160), batch=16) as run:
+        train(run, model, steps=5)
+        run.save(path)
+        train(run, model, steps=7)
+    expected = flat(model)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pl.Run(model, optimizer, data(160), batch=16, sync=sync.LocalSGD(1)) as run:
+        run.resume(path)
+        assert run.progress.step == 5
+        train(run, model, steps=7)
+    return [expected, flat(model)]
+
+
+def test_an_all_reduce_run_goes_on_as_local_sgd(pool: Pool, tmp_path: Path) -> None:
+    """With momentum, averages after every step are those of gradients: so nothing was lost on the way."""
+    for expected, found in pool.run(2, from_gradients_to_models, str(tmp_path / "a.ckpt")):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_a_run_that_cannot_be_made_leaves_the_role_free() -> None:
