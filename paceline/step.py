@@ -47,7 +47,10 @@ class Step:
         self.ends_epoch = ends_epoch
         """Whether this is the last step of its epoch; where workers go at their own pace, known after it."""
         self.round: Round | None = None
-        """What is known of the step after the inner loop: the notes of all workers, gradient statistics."""
+        """What is known of the step after the inner loop: the notes of all workers, gradient statistics.
+
+        Where workers train apart, of a whole round: None, but in the step that ends it, after ``optimizer.step()``.
+        """
         self.fragments: list[Fragment] = []
         """The gradients of units that this worker has seen, after the inner loop; where an order learns from them."""
         self.phase = Phase.NEW

@@ -19,7 +19,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--limit", type=int, default=50_000, help="training examples to use")
-    parser.add_argument("--every", type=int, default=16, help="steps from one average of the models to the next")
+    # Longer rounds send less and cost accuracy: docs/local-sgd.md, "How long a round?".
+    parser.add_argument("--every", type=int, default=4, help="steps from one average of the models to the next")
     chosen = parser.parse_args()
 
     task = tasks.load("cifar10")
