@@ -47,8 +47,9 @@ class Console:
     whatever the program prints) above it. Anywhere else it is a plain line every few seconds. The default stream is
     standard error, so that standard output stays free for results.
 
-    Loss, speed and waiting share are means over about the last twenty steps; the waiting share is that of all workers'
-    time. A loss that is not finite is shown at once.
+    Loss, speed and waiting share are means over about the last twenty steps, or rounds of several; the waiting share is
+    that of all workers' time. A loss that is not finite is shown at once. In the line at the end, speed and waiting
+    share are those of the whole run.
     """
 
     patient = True
