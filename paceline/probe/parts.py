@@ -56,7 +56,8 @@ class Outer:
     def add_to(self, sums: Sums) -> None:
         """Add what is wanted of them. ||delta a^T|| = ||delta|| ||a||; sums of squares are a product of matrices."""
         if sums.sqnorms is not None:
-            sums.sqnorms.add_(self.deltas.double().square().sum(1) * self.inputs.double().square().sum(1))
+            norms = (torch.linalg.vector_norm(each, dim=1, dtype=torch.float64) for each in (self.deltas, self.inputs))
+            sums.sqnorms.add_(math.prod(norms).square())
         if sums.squares is not None:
             sums.squares.add_(self.deltas.square().T @ self.inputs.square())
         if sums.images is not None:
