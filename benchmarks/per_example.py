@@ -2,10 +2,10 @@
 
     python benchmarks/per_example.py
 
-An MLP and a LeNet, batches of 64 random images, one thread. Contestants, interleaved: the units that an order needs
-(sketches) and those that a norm test needs (norms), as the probe takes them; gradients by ``torch.func``, of the whole
-batch at a time and of 16 examples, and nothing else; and sketches of these gradients. All in the same process, with a
-user's own forward and backward pass beside them.
+An MLP and a LeNet, batches of 64 random images, one thread. What an order needs of them (sketches) and what a norm test
+needs (norms), as the probe takes it, and a user's own forward and backward pass: over the gradients by ``torch.func``
+alone, and over these with their sketches, of the whole batch or of 16 examples at a time. All are interleaved in one
+process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CHUNK = 16
 ROUNDS = 100
 STEPS = 3
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": lambda: MLP([784, 128, 10]), "lenet": lambda: LeNet(1, 28, 10)}
-BASES = ("torch.func", "torch.func, 16 at a time", "torch.func and sketches")
-"""What sketches by the probe are compared with: gradients alone, these as they fit into a memory, and the same result."""
+BASES = ("torch.func", "torch.func and sketches", "torch.func and sketches, 16 at a time")
+"""What the probe is compared with: gradients alone; the same result; the same result in the memory that it takes."""
 
 
 def loss_of(model: Callable[..., Any], batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -84,40 +84,41 @@ def with_sketches(model: nn.Module, every: Callable[[], Iterator[list[Tensor]]])
     return measure
 
 
-def measure(name: str, rounds: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Times of a batch and their ratios to each of the bases."""
+def measure(name: str, rounds: int) -> dict[str, dict[str, Any]]:
+    """The probe's times of a batch, and their ratios to each of the bases."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = MODELS[name]()
     batch = torch.randn(EXAMPLES, 1, 28, 28), torch.randint(10, (EXAMPLES,))
     whole, pieces = (by_torch_func(model, batch, chunk) for chunk in (EXAMPLES, CHUNK))
+    acts = [lambda: list(whole()), with_sketches(model, whole), with_sketches(model, pieces)]
     once: dict[str, Callable[[], object]] = {
         "sketches": by_probe(model, batch, Need.UNITS),
         "norms": by_probe(model, batch, Need.VARIANCE),
-        "torch.func": lambda: list(whole()),
-        "torch.func, 16 at a time": lambda: sum(len(each) for each in pieces()),
-        "torch.func and sketches": with_sketches(model, whole),
         "the user's passes": lambda: torch.autograd.grad(loss_of(model, batch), list(model.parameters())),
+        **dict(zip(BASES, acts, strict=True)),
     }
-
-    def block(act: Callable[[], object]) -> bench.Block:
-        def steps(count: int) -> None:
-            for _ in range(count):
-                act()
-
-        return steps
-
-    seconds = bench.interleave({key: block(act) for key, act in once.items()}, rounds, STEPS)
-    return {base: bench.ratios(seconds, base) for base in BASES}
+    seconds = bench.interleave({key: repeated(act) for key, act in once.items()}, rounds, STEPS)
+    own = [key for key in once if key not in BASES]
+    return {f"{key} / {base}": bench.ratios(seconds, base)[key] for base in BASES for key in own}
 
 
-def compare(rounds: float = 1.0) -> dict[str, Any]:
+def repeated(act: Callable[[], object]) -> bench.Block:
+    """A block of so many times the same."""
+
+    def block(steps: int) -> None:
+        for _ in range(steps):
+            act()
+
+    return block
+
+
+def compare(rounds: float) -> dict[str, Any]:
     """Measure all models, and show it."""
     results = {}
     for name in MODELS:
         results[name] = measure(name, max(2, round(rounds * ROUNDS)))
-        for base, rows in results[name].items():
-            bench.show(f"{name}, {EXAMPLES} examples, one thread, ratio to {base}", rows)
+        bench.show(f"{name}, {EXAMPLES} examples, one thread", results[name])
     return results
 
 

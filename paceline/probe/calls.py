@@ -93,9 +93,9 @@ class Together:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Called with batches of one, gives one: all of them are seen by :meth:`whole`."""
         leaves, self._given = pytree.tree_flatten((args, kwargs))
-        found = _Whole.apply(self, *leaves)  # type: ignore[no-untyped-call]
-        rest = iter(found)
-        return pytree.tree_unflatten([next(rest) if each is None else each for each in self._others], self._returned)
+        found = iter(_Whole.apply(self, *leaves))  # type: ignore[no-untyped-call]
+        results = [next(found) if isinstance(each, Tensor) else each for each in self._results]
+        return pytree.tree_unflatten(results, self._returned)
 
     def whole(self, in_dims: tuple[int | None, ...], leaves: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Call the model with all examples: tensors (B, 1, ...) are batches of B."""
@@ -109,9 +109,8 @@ class Together:
             raise
         except RuntimeError as error:
             raise Apart(f"called with all examples it fails: {error}") from error
-        results, self._returned = pytree.tree_flatten(outputs)
-        self._others = [None if isinstance(each, Tensor) else each for each in results]
-        tensors = [each for each in results if isinstance(each, Tensor)]
+        self._results, self._returned = pytree.tree_flatten(outputs)
+        tensors = [each for each in self._results if isinstance(each, Tensor)]
         if any(each.dim() == 0 or len(each) != self._log.examples for each in tensors):
             raise Apart("it gives something that is not one for each example")
         return tuple(each.unsqueeze(1) for each in tensors)
@@ -121,8 +120,8 @@ class Together:
             raise Apart("its loss calls it with something else than a batch of one")
         batch = tensor.squeeze(1)
         if self._differentiate and batch.is_floating_point() and not batch.requires_grad:
-            batch = batch.detach().requires_grad_()
-            self._log.leaves.append(batch)
+            self._log.leaves.append(batch.detach().requires_grad_())
+            batch = self._log.leaves[-1].clone()  # a leaf cannot be changed in place
         return batch
 
 

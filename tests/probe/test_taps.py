@@ -295,7 +295,8 @@ def test_a_model_may_give_several_things_and_take_them() -> None:
             self.layer = nn.Linear(5, 3)
 
         def forward(self, x: dict[str, Tensor], *, scale: float) -> dict[str, Any]:
-            return {"out": [scale * self.layer(x["x"])], "name": "some"}
+            x["x"].mul_(1.0)
+            return {"nothing": None, "out": [scale * self.layer(x["x"])], "name": "some"}
 
     def loss(model: Callable[..., Any], batch: Batch) -> Tensor:
         found = model({"x": batch[0]}, scale=2.0)
