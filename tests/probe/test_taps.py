@@ -139,6 +139,7 @@ STRAIGHT: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...]]] = {
     "one is not used": (lambda model, x: model.second(x), (5,)),
     "one has no gradient": (lambda model, x: model.second(x + model.first(x).detach()), (5,)),
     "once without gradient": (lambda model, x: model.second(model.first(x).tanh() + silent(model, x)), (5,)),
+    "in place, sequences": (lambda model, x: model.second(doubled(model.first(x))).mean(1), (4, 5)),
     "in place on a part": (lambda model, x: model.second(doubled(model.first(x))), (5,)),
 }
 
@@ -238,6 +239,12 @@ def test_parameters_of_other_layers_are_copied(name: str, chunk_size: int) -> No
     names = said.replace(",", "").split()
     assert copied <= set(names)
     assert "2.weight" not in names
+
+
+def test_operations_in_place_behind_layers_of_a_model_that_is_called_for_each_example() -> None:
+    layers = nn.Conv1d(4, 6, 3), nn.ReLU(inplace=True), nn.GroupNorm(2, 6), nn.Flatten(), nn.Linear(42, 3)
+    (said,) = expect_equal(nn.Sequential(*layers).double(), batch_of(4, 9))
+    assert "copy of 2.weight, 2.bias to" in said
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
