@@ -179,13 +179,21 @@ class Swarm:
         self._spread = clerk.gathering.distance()
         return clerk.gathering.mean()
 
-    def event(self, step: int) -> Gossiped:
-        """What was exchanged since the last time."""
+    def event(self, step: int, kernel: str | None = None) -> Gossiped:
+        """What was exchanged since the last time; ``kernel`` is what computes the lattice."""
         board, sees = self._node.clerk.board, self._node.sees
         counts = replace(self._node.clerk.counts, age=board.age, taken=board.taken)
         since, self._counted = counts.since(self._counted), counts
         spread, self._spread = self._spread, None
-        return since.event(step, sees.members, sees.others + self.examples, spread)
+        return since.event(
+            step,
+            self._node.clerk.members.own.number,
+            members=sees.members,
+            known=sees.known,
+            examples=sees.others + self.examples,
+            spread=spread,
+            kernel=kernel,
+        )
 
     def distance(self) -> float | None:
         """How far models were from their mean, by the exchanges since it was last asked; None if there were none."""

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
-from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
+from paceline.events import Ended, Event, Gossiped, Measured, Remark, Resumed, Saved, Started, StepDone
 from paceline.record.appending import give_up
 from paceline.record.display import Status, display_for
+from paceline.record.exchanges import sentence, together
 from paceline.record.pace import Pace, duration
 from paceline.records import Progress
 
@@ -48,7 +49,8 @@ class Console:
     standard error, so that standard output stays free for results.
 
     Loss, speed and waiting share are means over about the last twenty steps; the waiting share is that of all workers'
-    time. A loss that is not finite is shown at once.
+    time. A loss that is not finite is shown at once. Under Gossip the numbers are the worker's own, and what it has
+    exchanged since the last time is shown, too.
     """
 
     patient = True
@@ -85,6 +87,8 @@ class Console:
         self._start_time = started.time if started else None
         self._recent = Pace(_KEEP)
         self._total = Pace()
+        self._exchanged: Gossiped | None = None
+        self._exchanged_in_all: Gossiped | None = None
         self._shown_time = -math.inf
 
     def _take(self, event: Event) -> None:
@@ -97,6 +101,9 @@ class Console:
                 self._display.say(
                     f"{event.workers} worker{many}, {event.parameters:,} parameters, {event.dataset:,} examples"
                 )
+            case Gossiped():
+                self._exchanged = together(self._exchanged, event)
+                self._exchanged_in_all = together(self._exchanged_in_all, event)
             case Measured():
                 values = "  ".join(f"{name} {value:.6g}" for name, value in event.values.items())
                 self._display.say(f"step {event.step:,}: {values}", "cyan")
@@ -119,6 +126,7 @@ class Console:
         if not 0 <= event.time - self._shown_time < self._display.every_seconds:
             self._shown_time = event.time
             self._display.show(self._status(event))
+            self._exchanged = None
 
     def _status(self, step: StepDone) -> Status:
         recent = self._recent
@@ -139,12 +147,14 @@ class Console:
             shares=tuple(count // step.steps for count in step.counts),
             done=min(1.0, ahead.done / ahead.total) if ahead is not None else None,
             seconds_left=seconds_left,
+            exchanges="" if self._exchanged is None else sentence(self._exchanged),
         )
 
     def _last_line(self, event: Ended) -> str:
         seconds = event.time - self._start_time if self._start_time is not None else 0.0
+        exchanged = "" if self._exchanged_in_all is None else f"; {sentence(self._exchanged_in_all)}"
         return (
             f"{event.reason}: {event.step:,} steps, {event.examples:,} examples in {duration(seconds)} "
             f"({self._total.examples_per_second:,.0f}/s), loss {self._recent.loss:.4g}, "
-            f"waiting {self._total.waiting:.0%}"
+            f"waiting {self._total.waiting:.0%}{exchanged}"
         )

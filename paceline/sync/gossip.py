@@ -84,6 +84,7 @@ class Gossip:
         self._others, self._remarks = 0, list[str]()
         self._resumed: tuple[int, int] | None = None
         self._disturbed = False
+        self._kernel = codec.kernel if isinstance(codec, Lattice) else None
 
     def __repr__(self) -> str:  # without where it listens, which is not the same on all workers
         told = [repr(self.every), f"graph={self.graph!r}", f"codec={self.codec!r}"]
@@ -116,9 +117,7 @@ class Gossip:
         node = self._entrance.open(*how, blocking=self.blocking, bind=self.bind, plain=self.plain)
         strides, self._disturbed = isinstance(self.every, WhileNear), False
         self._swarm, self._serves, self._fleet = Swarm(node, layout, fleet.deadline, strides), True, fleet
-        self._remarks = (
-            [f"{self.codec!r} is computed by {self.codec.kernel}"] if isinstance(self.codec, Lattice) else []
-        )
+        self._remarks = [] if self._kernel is None else [f"{self.codec!r} is computed by {self._kernel}"]
         try:
             self._swarm.join() if self._entrance.came_later else self._swarm.meet()
             fleet.gather(b"", "all workers to have reached each other")
@@ -218,7 +217,7 @@ class Gossip:
 
     def events(self, step: int) -> list[Event]:
         """What was exchanged since the last time."""
-        event = self.swarm.event(step)
+        event = self.swarm.event(step, self._kernel)
         self.bytes_sent = event.bytes_sent
         if event.unheard and not self._disturbed:
             self._disturbed = True

@@ -227,7 +227,7 @@ def whole_run(role: sync.Gossip, local_data: bool = False, sgd: bool = False) ->
             optimizer.step()
             time.sleep(0.002)
             seen = [event.exchanges for event in kept.events if isinstance(event, Gossiped)]
-            if not local_data and sum(seen) >= 5 and run.progress.examples >= 640:
+            if run.fleet.rank == 0 and not local_data and sum(seen) >= 5 and run.progress.examples >= 640:
                 run.stop()
         digest = run.replica.digest()
     return digest, run.progress, kept.events, used
