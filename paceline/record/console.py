@@ -87,6 +87,7 @@ class Console:
         self._start_time = started.time if started else None
         self._recent = Pace(_KEEP)
         self._total = Pace()
+        self._first: StepDone | None = None
         self._exchanged: Gossiped | None = None
         self._exchanged_in_all: Gossiped | None = None
         self._shown_time = -math.inf
@@ -120,6 +121,7 @@ class Console:
     def _step(self, event: StepDone) -> None:
         self._recent.add(event)
         self._total.add(event)
+        self._first = self._first or event
         if self._start_time is None:
             self._start_time = event.time - event.seconds
         # The clock of the events decides; one that was set back must not freeze the display until it has caught up.
@@ -131,10 +133,7 @@ class Console:
     def _status(self, step: StepDone) -> Status:
         recent = self._recent
         ahead = way(self._target, self._dataset, step)
-        seconds_left = 0.0
-        if ahead is not None:
-            rate = recent.examples if ahead.unit == "examples" else recent.steps
-            seconds_left = max(0, ahead.total - ahead.done) * recent.seconds / rate if rate else math.inf
+        seconds_left = 0.0 if ahead is None else self._seconds_left(ahead, step)
         return Status(
             step=step.step + 1,
             epoch=step.epoch,
@@ -149,6 +148,15 @@ class Console:
             seconds_left=seconds_left,
             exchanges="" if self._exchanged is None else sentence(self._exchanged),
         )
+
+    def _seconds_left(self, ahead: Way, step: StepDone) -> float:
+        seconds, rate = self._recent.seconds, self._recent.steps
+        if ahead.unit == "examples":
+            rate = self._recent.examples
+            if self._exchanged_in_all is not None and self._first is not None:
+                # The goal is one of all workers; of the others only their examples are known.
+                seconds, rate = step.time - self._first.time, float(step.examples - self._first.examples)
+        return max(0, ahead.total - ahead.done) * seconds / rate if rate > 0 else math.inf
 
     def _last_line(self, event: Ended) -> str:
         seconds = event.time - self._start_time if self._start_time is not None else 0.0

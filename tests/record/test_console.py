@@ -97,6 +97,16 @@ def test_the_time_left_follows_examples_where_they_are_the_target() -> None:
     assert line.startswith("epoch 1/2  step 2  ")
 
 
+def test_under_gossip_the_time_left_follows_the_examples_of_all() -> None:
+    """This worker does 64 in a second, and all of them 256."""
+    lines = plain(
+        *(started(target=Progress(examples=2560)), gossiped()),
+        *(step(number, seconds=1.0, time=START + 6 * number, examples=1536 * number) for number in range(2)),
+    )
+    assert "  0%  ? left" in lines[1]
+    assert "  60%  0:00:04 left" in lines[2]
+
+
 def test_the_loss_is_smooth_but_a_broken_one_is_seen() -> None:
     losses = [1.0, 0.0, math.nan, 0.0]
     lines = plain(*[step(n, loss=loss, time=START + 10 * n) for n, loss in enumerate(losses)])
