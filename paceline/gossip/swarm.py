@@ -32,7 +32,7 @@ class Swarm:
         self._counted, self._near = Counts(), Counts()
         self._before = torch.zeros(layout.measured) if strides else None
         self.stride = 0.0
-        """How far the model went in the last step, without what came of exchanges."""
+        """How far the model went in the last step in which it moved, without what came of exchanges; 0 before."""
         self._spread: float | None = None
         self.examples = 0
         """That this worker has used."""
@@ -209,7 +209,8 @@ class Swarm:
         if self._before is not None:
             now = torch.empty(self._layout.numel + self._layout.more)
             self._layout.read(now)
-            self.stride = float((now[: self._layout.measured] - self._before).norm())
+            # Where the optimizer has skipped a step, that says nothing of how far it goes in one.
+            self.stride = float((now[: self._layout.measured] - self._before).norm()) or self.stride
 
     def _correct(self) -> None:
         change = self._node.clerk.board.take()
