@@ -165,7 +165,7 @@ def clean(folder: Path) -> None:
 
 
 def own_folder(folder: Path, rank: int) -> Path:
-    """Where one worker's checkpoints are, where each has its own."""
+    """Where one worker's checkpoints or records are, where each has its own."""
     return folder / f"worker-{rank}"
 
 

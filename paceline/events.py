@@ -30,7 +30,10 @@ class Started(Event, frozen=True):
 
 
 class StepDone(Event, frozen=True):
-    """One step was done, or all steps of one round (``steps``). Lists have one entry for each worker."""
+    """One step was done, or all steps of one round (``steps``). Lists have one entry for each worker.
+
+    Under Gossip every worker tells of itself alone: what is said of rank 0 here is true of it.
+    """
 
     step: int
     epoch: int
@@ -78,7 +81,7 @@ class Remark(Event, frozen=True):
 
 
 class Gossiped(Event, frozen=True):
-    """What rank 0 exchanged with other workers, one by one, since it last said so; only under ``sync.Gossip``."""
+    """What a worker exchanged with others, one by one, since it last said so; only under ``sync.Gossip``."""
 
     step: int
     exchanges: int
@@ -102,9 +105,23 @@ class Gossiped(Event, frozen=True):
     unheard: int
     """Letters and connections that were not of this run."""
     members: int
-    """That take part, as far as rank 0 knows, itself included."""
+    """That take part, as far as the worker knows, itself included."""
     examples: int
     """That all members have used, as far as it knows."""
+    worker: int = 0
+    """Who exchanged: every worker has a record of its own."""
+    known: int = 1
+    """Members that it has ever heard of, itself included: those beyond ``members`` are dead, away or just joining."""
+    partner: int | None = None
+    """Of the last exchange; None if there was none."""
+    lost: int = 0
+    """Of the timeouts, such as were for the partner to decide, who did not say: it may have moved."""
+    wider: int = 0
+    """Of the exchanges, such as took more bits than the codec's: partners were too far apart."""
+    strangers: int = 0
+    """Of what was unheard, connections without the run's key."""
+    kernel: str | None = None
+    """What computes the lattice; None in full precision."""
 
 
 class Saved(Event, frozen=True):

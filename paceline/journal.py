@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from paceline.checkpoint import own_folder
 from paceline.clock import Clock
 from paceline.events import Event, StepDone
 from paceline.record import folder
@@ -20,14 +21,17 @@ HOLD = 0.2  # seconds that a step is held back at most where there is no exchang
 
 
 class Journal:
-    """Hands the events of a run to its recorders; on other workers than rank 0 nothing is recorded.
+    """Hands the events of a run to its recorders: on rank 0, or with ``each`` on every worker.
 
-    Recorders that have patience get a step while the workers wait for the next exchange, where it costs nobody's time.
+    Then each worker has a folder of its own in the one that was given, and rank 0 alone the console. Recorders that
+    have patience get a step while the workers wait for the next exchange, where it costs nobody's time.
     """
 
-    def __init__(self, record: Sequence[Recorder] | str | Path, rank: int) -> None:
+    def __init__(self, record: Sequence[Recorder] | str | Path, rank: int, each: bool = False) -> None:
         self._recorders: list[Recorder] = []
-        if rank == 0:
+        if isinstance(record, str | Path) and each:
+            self._recorders += folder(own_folder(Path(record), rank), shown=rank == 0)
+        elif rank == 0 or each:
             self._recorders += folder(record) if isinstance(record, str | Path) else record
         self._prompt = [one for one in self._recorders if not _is_patient(one)]
         self._patient = [one for one in self._recorders if _is_patient(one)]

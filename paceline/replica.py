@@ -76,6 +76,11 @@ class Replica:
         """The trained parameters; a user may freeze and thaw some between steps."""
         return [p for _, p in self._all if p.requires_grad]
 
+    @property
+    def frozen(self) -> list[nn.Parameter]:
+        """The parameters that are not trained now."""
+        return [p for _, p in self._all if not p.requires_grad]
+
     def trained(self, also: Container[int]) -> list[nn.Parameter]:
         """The trained parameters, and those with these ids, which were trained a while ago."""
         return [p for _, p in self._all if p.requires_grad or id(p) in also]

@@ -295,7 +295,7 @@ class Patient(Protocol):
 
 
 class Recorder(Protocol):
-    """Something that keeps or shows the events of a run. Used on rank 0 only."""
+    """Something that keeps or shows the events of a run. Used on rank 0 only, unless workers never meet."""
 
     def record(self, event: Event) -> None:
         """Take one event."""

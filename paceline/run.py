@@ -68,7 +68,8 @@ class Run:
         scaler: a ``GradScaler``; ``step.backward`` then scales the loss (do not scale it yourself).
         stateful: more objects with a ``state_dict`` to save and restore, by name: schedulers, averages.
         probe: how gradient statistics are measured, where a role asks for them.
-        record: where the events go: recorders, or a folder for all that ``record.folder`` makes; on rank 0 only.
+        record: where the events go: recorders, or a folder for all that ``record.folder`` makes; on rank 0 only, but
+            under Gossip on every worker, each in a folder of its own.
         checkpoint: when and where to save by itself.
         deadline: the longest wait for other workers, in seconds.
     """
@@ -140,7 +141,7 @@ class Run:
             own_seed = seed + (1_000_003 * self.fleet.rank if local_data else 0)
             loading = Loading(collate_fn, num_workers, prefetch, pin_memory, deadline)
             feed = Feed(dataset, order, self.fleet.rank, own_seed, self._replica.device, loading)
-            self._journal = Journal(record, self.fleet.rank)
+            self._journal = Journal(record, self.fleet.rank, each=isinstance(self.sync, Unmet))
             self.fleet.meanwhile = self._journal.catch_up
         except BaseException as error:
             attached.close()

@@ -28,6 +28,7 @@ OTHER_EPOCHS = 3
 
 CHANGES = """\
   + import paceline as pl
+  + torch.manual_seed(0)  # before the model is made
   + run = pl.Run(model, optimizer, dataset, batch=64)
   + for step in run.steps(epochs=10):
         optimizer.zero_grad()
@@ -114,6 +115,6 @@ def _show(summary: Summary, task: str, folder: Path, workers: int, epochs: int, 
     }.items():
         if (folder / name).exists():
             screen.print(Text(f"  {name:<12}  ", style="bold").append(use, style="not bold"), soft_wrap=True)
-    screen.print("\nYour own training script needs five lines changed:\n")
+    screen.print("\nYour own training script needs six new lines:\n")
     screen.print(CHANGES)
     screen.print(f"and is started with: paceline run --workers {workers} train.py")

@@ -264,7 +264,7 @@ class Clerk:
             self.board.give_back()
 
     def _ended(self, ended: Ended, now: float) -> None:
-        self.counts.ended(ended.outcome, ended.bits)
+        self.counts.ended(ended, self._points.levels[0])
         if ended.outcome is Outcome.LATE:
             return
         own = self._proposed is not None and self._proposed[0] == ended.partner

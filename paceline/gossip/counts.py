@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from paceline.events import Gossiped
-from paceline.gossip.messages import Outcome
+from paceline.gossip.messages import Ended, Outcome
 
 __all__ = ["Counts"]
 
@@ -18,8 +18,12 @@ class Counts:
     exchanges: int = 0
     refusals: int = 0
     timeouts: int = 0
+    lost: int = 0
+    """Of these, such as the partner may have completed."""
     late: int = 0
     bits: int = 0
+    wider: int = 0
+    """Exchanges that took more bits than the codec's."""
     sqdistance: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -31,23 +35,33 @@ class Counts:
     """Steps between the models that were shown and those that corrections were added to."""
     taken: int = 0
     """Corrections that were added."""
+    partner: int | None = None
+    """Of the last exchange."""
 
-    def ended(self, outcome: Outcome, bits: int) -> None:
-        """An exchange is over."""
-        match outcome:
+    def ended(self, ended: Ended, fewest: int) -> None:
+        """An exchange is over; ``fewest`` are the bits that it takes if partners are near."""
+        match ended.outcome:
             case Outcome.DONE:
+                self.partner = ended.partner  # first: the trainer may look in between
                 self.exchanges += 1
-                self.bits += bits
+                self.bits += ended.bits
+                self.wider += ended.bits > fewest
             case Outcome.REFUSED:
                 self.refusals += 1
             case Outcome.TIMED_OUT | Outcome.UNKNOWN:
                 self.timeouts += 1
+                self.lost += ended.outcome is Outcome.UNKNOWN
             case Outcome.LATE:
+                self.partner = ended.partner
                 self.late += 1
 
     def since(self, before: Counts) -> Counts:
         """What has come to it."""
-        return Counts(**{name: value - getattr(before, name) for name, value in vars(self).items()})
+        summed = [field.name for field in fields(self) if field.name != "partner"]
+        more = {name: getattr(self, name) - getattr(before, name) for name in summed}
+        found = Counts(**more)
+        found.partner = self.partner if found.exchanges or found.late else None
+        return found
 
     @property
     def distance(self) -> float | None:
@@ -59,11 +73,22 @@ class Counts:
         done = self.exchanges + self.late
         return (self.sqdistance / done / 2) ** 0.5 if done else None
 
-    def event(self, step: int, members: int, examples: int, spread: float | None) -> Gossiped:
+    def event(
+        self,
+        step: int,
+        worker: int,
+        *,
+        members: int,
+        known: int,
+        examples: int,
+        spread: float | None,
+        kernel: str | None,
+    ) -> Gossiped:
         """For the record; ``spread`` is what a consensus has measured, if there was one."""
         return Gossiped(
             time=time.time(),
             step=step,
+            worker=worker,
             exchanges=self.exchanges,
             refusals=self.refusals,
             timeouts=self.timeouts,
@@ -76,5 +101,11 @@ class Counts:
             unheard=self.unheard + self.strangers,
             spread=spread,
             members=members,
+            known=known,
             examples=examples,
+            partner=self.partner,
+            lost=self.lost,
+            wider=self.wider,
+            strangers=self.strangers,
+            kernel=kernel,
         )

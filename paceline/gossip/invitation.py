@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
+import tempfile
 from pathlib import Path
 
 import msgspec
 
 from paceline.errors import SettingError
 from paceline.gossip.keys import Secret
+from paceline.gossip.sockets import knock
 
 __all__ = ["Invitation", "accept", "answers", "invite", "withdraw"]
 
@@ -38,16 +38,17 @@ def invite(path: Path, invitation: Invitation) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Through a draft that is new: one that was there could be a link, or open to others who would read the key."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    """Through a draft that is new: one that was there could be a link, or open to others who would read the key.
+
+    Its name is drawn, because workers of several machines may share the folder.
+    """
+    number, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # for this user alone
     try:
         with open(number, "wb") as file:
             file.write(content)
-        draft.replace(path)
+        os.replace(draft, path)
     except BaseException:  # a key must not lie around
-        draft.unlink(missing_ok=True)
+        Path(draft).unlink(missing_ok=True)
         raise
 
 
@@ -65,16 +66,7 @@ def accept(path: Path) -> Invitation | None:
 
 def answers(invitation: Invitation) -> bool:
     """Whether anybody still listens at one of the addresses: the file may be left over from a run that has died."""
-    for address in invitation.addresses:
-        found = re.fullmatch(r"tcp://(.+):(\d+)", address)
-        if found is None:
-            continue
-        try:
-            with socket.create_connection((found[1], int(found[2])), timeout=KNOCK):
-                return True
-        except OSError:
-            continue
-    return False
+    return any(knock(address, invitation.secret.keys, KNOCK) for address in invitation.addresses)
 
 
 def withdraw(path: Path) -> None:

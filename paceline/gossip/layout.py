@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class Layout:
 
     def __init__(self, replica: Replica, moments: Moments | None = None) -> None:
         self._replica, self._moments = replica, moments
-        self._parameters = replica.parameters
+        self._parameters, self._frozen = replica.parameters, replica.frozen
         wide = [name for name, p in replica.named if p.dtype not in NARROW]
         wide += [name for name, buffer in self._named_buffers(True) if buffer.dtype not in NARROW]
         if wide:
@@ -72,14 +74,20 @@ class Layout:
             self._moments.corrected()
         if counters is None:
             return
-        buffers = [buffer for _, buffer in self._named_buffers(False)]
-        for buffer, part in zip(buffers, torch.split(counters, [each.nbytes for each in buffers]), strict=True):
-            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+        _fill([buffer for _, buffer in self._named_buffers(False)], counters)
 
     def counters(self) -> Tensor:
         """All counters, as bytes."""
-        parts = [buffer.cpu().contiguous().view(-1).view(torch.uint8) for _, buffer in self._named_buffers(False)]
-        return torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+        return _bytes([buffer for _, buffer in self._named_buffers(False)])
+
+    def frozen(self) -> Tensor:
+        """All parameters that were not trained when the run began, as bytes."""
+        return _bytes([p.detach() for p in self._frozen])
+
+    @torch.no_grad()
+    def write_frozen(self, row: Tensor) -> None:
+        """Make them what such bytes say."""
+        _fill(self._frozen, row)
 
     def _tensors(self) -> list[Tensor]:
         return [*self._averaged(), *(buffer for _, buffer in self._named_buffers(True))]
@@ -94,3 +102,13 @@ class Layout:
 
     def _named_buffers(self, floating: bool) -> list[tuple[str, Tensor]]:
         return [(name, each) for name, each in self._replica.buffers() if each.is_floating_point() is floating]
+
+
+def _bytes(tensors: Sequence[Tensor]) -> Tensor:
+    parts = [each.cpu().contiguous().view(-1).view(torch.uint8) for each in tensors]
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *parts])
+
+
+def _fill(tensors: Sequence[Tensor], row: Tensor) -> None:
+    for each, part in zip(tensors, torch.split(row, [each.nbytes for each in tensors]), strict=True):
+        each.copy_(part.clone().view(each.dtype).view(each.shape))

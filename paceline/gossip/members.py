@@ -223,6 +223,11 @@ class Members:
         here = [number for number, news in self._known.items() if news.state is State.HERE]
         return sorted(number for number in here if not self._is_silent(number))
 
+    @property
+    def known(self) -> int:
+        """How many it has ever heard of, itself included."""
+        return len(self._known)
+
     def silent(self) -> list[int]:
         """Those that did not answer lately."""
         return sorted(number for number in self._known if self._is_silent(number))

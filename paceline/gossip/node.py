@@ -30,6 +30,8 @@ class Sees(NamedTuple):
     """Examples that they have used."""
     members: int = 1
     """That take part, this worker included."""
+    known: int = 1
+    """That were ever heard of, this worker included."""
     over: bool = False
     """Whether one has come to the end."""
 
@@ -131,7 +133,7 @@ class Node:
 
     def _look(self) -> None:
         members, counts = self.clerk.members, self.clerk.counts
-        self.sees = Sees(members.elsewhere, len(members.participants()), self.clerk.over)
+        self.sees = Sees(members.elsewhere, len(members.participants()), members.known, self.clerk.over)
         counts.strangers = self._sockets.strangers
         if members.own.state is not State.JOINING:  # it talks to addresses of which it does not know whose they are
             self._sockets.keep(members.addresses)

@@ -52,10 +52,10 @@ def even_out(fleet: Fleet, layout: Layout, own: int, of_all: int | None) -> Resu
 
 
 def _give(fleet: Fleet, layout: Layout, gives: bool, takes: bool) -> None:
-    """The model of the one that gives, to all that have none."""
+    """The model of the one that gives, frozen parameters included, to all that have none."""
     numbers, counters = torch.empty(layout.numel + layout.more), layout.counters()
     layout.read(numbers)
-    rows = [numbers.view(torch.uint8), counters]
+    rows = [numbers.view(torch.uint8), counters, layout.frozen()]
     for at, row in enumerate(rows):
         # A sum in which all but one are zero: to the bit that one's. Torch's broadcast would do as well.
         rows[at] = row.to(fleet.device) if gives else torch.zeros_like(row, device=fleet.device)
@@ -63,3 +63,4 @@ def _give(fleet: Fleet, layout: Layout, gives: bool, takes: bool) -> None:
             fleet.all_reduce(rows[at], "the model of the latest checkpoint")
     if takes:
         layout.write(rows[0].cpu().view(torch.float32), rows[1].cpu())
+        layout.write_frozen(rows[2].cpu())

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import OrderedDict
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from paceline.errors import SettingError
 from paceline.gossip.keys import Keys
 
-__all__ = ["Sockets", "check_bind"]
+__all__ = ["Sockets", "check_bind", "knock"]
 
 WAITING = 8  # letters for, or of, one partner that may wait; more are dropped, or stay with their sender
 PARTNERS = 1024  # connections that are kept
@@ -24,6 +26,7 @@ BEAT, DEAD = 2_000, 10_000  # milliseconds: a connection that is silent for so l
 RETRY, LONGEST_RETRY = 50, 2_000  # milliseconds between attempts to connect
 GOODBYE = 1_000  # milliseconds that the last letters have to leave
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+SEEN = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | FAILED
 ZAP = "inproc://zeromq.zap.01"  # where libzmq asks who may come in (rfc.zeromq.org/spec/27)
 ZAP_REQUEST = 7  # frames: version, request, domain, address, identity, mechanism, key
 
@@ -51,7 +54,7 @@ class Sockets:
             self._ears = self._context.socket(zmq.ROUTER)
             self._ears.rcvhwm = WAITING
             self._ears.maxmsgsize = limit
-            self._secure(self._ears, server=True)
+            _secure(self._ears, keys, server=True)
             self._failures = self._ears.get_monitor_socket(FAILED)
             self._poller.register(self._failures, zmq.POLLIN)
             self.address = self._bind(host, port)
@@ -115,7 +118,7 @@ class Sockets:
         mouth = self._context.socket(zmq.DEALER)
         mouth.sndhwm = WAITING
         mouth.reconnect_ivl, mouth.reconnect_ivl_max = RETRY, LONGEST_RETRY
-        self._secure(mouth, server=False)
+        _secure(mouth, self._keys, server=False)
         try:
             mouth.connect(address)
         except zmq.ZMQError:
@@ -126,18 +129,6 @@ class Sockets:
             self._mouths.popitem(last=False)[1].close(0)
         return mouth
 
-    def _secure(self, socket: zmq.Socket[bytes], server: bool) -> None:
-        socket.handshake_ivl = HANDSHAKE
-        socket.heartbeat_ivl, socket.heartbeat_timeout = BEAT, DEAD
-        if self._keys is None:
-            return
-        socket.curve_publickey = self._keys.public.encode()
-        socket.curve_secretkey = self._keys.secret.encode()
-        if server:
-            socket.curve_server = True
-        else:
-            socket.curve_serverkey = self._keys.public.encode()
-
     def _answer(self, zap: zmq.Socket[bytes]) -> None:
         """Whether one that wants to connect may: only with the run's key."""
         assert self._keys is not None
@@ -147,6 +138,42 @@ class Sockets:
         known = same and frames[6] == z85.decode(self._keys.public.encode())
         code, text = (b"200", b"OK") if known else (b"400", b"not of this run")
         zap.send_multipart([b"1.0", number, code, text, b"", b""])
+
+
+def knock(address: str, keys: Keys | None, seconds: float) -> bool:
+    """Whether somebody listens there who takes the keys, found out within so many seconds.
+
+    Who neither takes nor refuses them counts, too: it may be frozen. Who has the keys is not taken for a stranger.
+    """
+    context, connected, until = zmq.Context(), False, time.monotonic() + seconds
+    try:
+        mouth = context.socket(zmq.DEALER)
+        _secure(mouth, keys, server=False)
+        monitor = mouth.get_monitor_socket(SEEN)
+        mouth.connect(address)
+        while monitor.poll(max(0, math.ceil(1000 * (until - time.monotonic())))):
+            event = recv_monitor_message(monitor)["event"]
+            if event != zmq.EVENT_CONNECTED:
+                return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            connected = True
+        return connected
+    except zmq.ZMQError:  # there is no such address
+        return False
+    finally:
+        context.destroy(linger=0)
+
+
+def _secure(socket: zmq.Socket[bytes], keys: Keys | None, server: bool) -> None:
+    socket.handshake_ivl = HANDSHAKE
+    socket.heartbeat_ivl, socket.heartbeat_timeout = BEAT, DEAD
+    if keys is None:
+        return
+    socket.curve_publickey = keys.public.encode()
+    socket.curve_secretkey = keys.secret.encode()
+    if server:
+        socket.curve_server = True
+    else:
+        socket.curve_serverkey = keys.public.encode()
 
 
 def check_bind(bind: str) -> tuple[str, int]:

@@ -32,7 +32,7 @@ class Swarm:
         self._counted, self._near = Counts(), Counts()
         self._before = torch.zeros(layout.measured) if strides else None
         self.stride = 0.0
-        """How far the model went in the last step, without what came of exchanges."""
+        """How far the model went in the last step in which it moved, without what came of exchanges; 0 before."""
         self._spread: float | None = None
         self.examples = 0
         """That this worker has used."""
@@ -179,13 +179,21 @@ class Swarm:
         self._spread = clerk.gathering.distance()
         return clerk.gathering.mean()
 
-    def event(self, step: int) -> Gossiped:
-        """What was exchanged since the last time."""
+    def event(self, step: int, kernel: str | None = None) -> Gossiped:
+        """What was exchanged since the last time; ``kernel`` is what computes the lattice."""
         board, sees = self._node.clerk.board, self._node.sees
         counts = replace(self._node.clerk.counts, age=board.age, taken=board.taken)
         since, self._counted = counts.since(self._counted), counts
         spread, self._spread = self._spread, None
-        return since.event(step, sees.members, sees.others + self.examples, spread)
+        return since.event(
+            step,
+            self._node.clerk.members.own.number,
+            members=sees.members,
+            known=sees.known,
+            examples=sees.others + self.examples,
+            spread=spread,
+            kernel=kernel,
+        )
 
     def distance(self) -> float | None:
         """How far models were from their mean, by the exchanges since it was last asked; None if there were none."""
@@ -201,7 +209,8 @@ class Swarm:
         if self._before is not None:
             now = torch.empty(self._layout.numel + self._layout.more)
             self._layout.read(now)
-            self.stride = float((now[: self._layout.measured] - self._before).norm())
+            # Where the optimizer has skipped a step, that says nothing of how far it goes in one.
+            self.stride = float((now[: self._layout.measured] - self._before).norm()) or self.stride
 
     def _correct(self) -> None:
         change = self._node.clerk.board.take()

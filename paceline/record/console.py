@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
-from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved, Started, StepDone
+from paceline.events import Ended, Event, Gossiped, Measured, Remark, Resumed, Saved, Started, StepDone
 from paceline.record.appending import give_up
 from paceline.record.display import Status, display_for
+from paceline.record.exchanges import sentence, together
 from paceline.record.pace import Pace, duration
 from paceline.records import Progress
 
@@ -43,13 +44,14 @@ def way(target: Progress | None, dataset: int, step: StepDone) -> Way | None:
 class Console:
     """Shows loss, speed, batch, waiting share and time left while the run goes on, and a line at its end.
 
-    On a terminal it is a live display, redrawn at most five times a second, with the values of ``run.log`` (and
-    whatever the program prints) above it. Anywhere else it is a plain line every few seconds. The default stream is
-    standard error, so that standard output stays free for results.
+        On a terminal it is a live display, redrawn at most five times a second, with the values of ``run.log`` (and
+        whatever the program prints) above it. Anywhere else it is a plain line every few seconds. The default stream is
+        standard error, so that standard output stays free for results.
 
     Loss, speed and waiting share are means over about the last twenty steps, or rounds of several; the waiting share is
     that of all workers' time. A loss that is not finite is shown at once. In the line at the end, speed and waiting
-    share are those of the whole run.
+    share are those of the whole run. Under Gossip the numbers are the worker's own, and what it has exchanged since the
+    last time is shown, too.
     """
 
     patient = True
@@ -86,6 +88,9 @@ class Console:
         self._start_time = started.time if started else None
         self._recent = Pace(_KEEP)
         self._total = Pace()
+        self._first: StepDone | None = None
+        self._exchanged: Gossiped | None = None
+        self._exchanged_in_all: Gossiped | None = None
         self._shown_time = -math.inf
 
     def _take(self, event: Event) -> None:
@@ -98,6 +103,9 @@ class Console:
                 self._display.say(
                     f"{event.workers} worker{many}, {event.parameters:,} parameters, {event.dataset:,} examples"
                 )
+            case Gossiped():
+                self._exchanged = together(self._exchanged, event)
+                self._exchanged_in_all = together(self._exchanged_in_all, event)
             case Measured():
                 values = "  ".join(f"{name} {value:.6g}" for name, value in event.values.items())
                 self._display.say(f"step {event.step:,}: {values}", "cyan")
@@ -114,20 +122,19 @@ class Console:
     def _step(self, event: StepDone) -> None:
         self._recent.add(event)
         self._total.add(event)
+        self._first = self._first or event
         if self._start_time is None:
             self._start_time = event.time - event.seconds
         # The clock of the events decides; one that was set back must not freeze the display until it has caught up.
         if not 0 <= event.time - self._shown_time < self._display.every_seconds:
             self._shown_time = event.time
             self._display.show(self._status(event))
+            self._exchanged = None
 
     def _status(self, step: StepDone) -> Status:
         recent = self._recent
         ahead = way(self._target, self._dataset, step)
-        seconds_left = 0.0
-        if ahead is not None:
-            rate = recent.examples if ahead.unit == "examples" else recent.steps
-            seconds_left = max(0, ahead.total - ahead.done) * recent.seconds / rate if rate else math.inf
+        seconds_left = 0.0 if ahead is None else self._seconds_left(ahead, step)
         return Status(
             step=step.step + 1,
             epoch=step.epoch,
@@ -140,12 +147,23 @@ class Console:
             shares=tuple(count // step.steps for count in step.counts),
             done=min(1.0, ahead.done / ahead.total) if ahead is not None else None,
             seconds_left=seconds_left,
+            exchanges="" if self._exchanged is None else sentence(self._exchanged),
         )
+
+    def _seconds_left(self, ahead: Way, step: StepDone) -> float:
+        seconds, rate = self._recent.seconds, self._recent.steps
+        if ahead.unit == "examples":
+            rate = self._recent.examples
+            if self._exchanged_in_all is not None and self._first is not None:
+                # The goal is one of all workers; of the others only their examples are known.
+                seconds, rate = step.time - self._first.time, float(step.examples - self._first.examples)
+        return max(0, ahead.total - ahead.done) * seconds / rate if rate > 0 else math.inf
 
     def _last_line(self, event: Ended) -> str:
         seconds = event.time - self._start_time if self._start_time is not None else 0.0
+        exchanged = "" if self._exchanged_in_all is None else f"; {sentence(self._exchanged_in_all)}"
         return (
             f"{event.reason}: {event.step:,} steps, {event.examples:,} examples in {duration(seconds)} "
             f"({self._total.examples_per_second:,.0f}/s), loss {self._recent.loss:.4g}, "
-            f"waiting {self._total.waiting:.0%}"
+            f"waiting {self._total.waiting:.0%}{exchanged}"
         )

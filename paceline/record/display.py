@@ -1,4 +1,4 @@
-"""How the state of a run looks: as plain lines, or as two lines of a terminal that are redrawn in place."""
+"""How the state of a run looks: as plain lines, or as a few lines of a terminal that are redrawn in place."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class Status(msgspec.Struct, frozen=True):
     done: float | None
     """Part of the whole run, from 0 to 1; None if its end is not known."""
     seconds_left: float
+    exchanges: str = ""
+    """What was exchanged since the last status, where workers average in pairs."""
 
     def position(self) -> str:
         """Where the run is."""
@@ -111,7 +113,7 @@ class Lines:
 
     def show(self, status: Status) -> None:
         """Print the status in one line."""
-        self.say("  ".join(filter(None, (status.position(), status.numbers(), status.outlook()))))
+        self.say("  ".join(filter(None, (status.position(), status.numbers(), status.outlook(), status.exchanges))))
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line; the style is left out."""
@@ -122,7 +124,7 @@ class Lines:
 
 
 class LiveDisplay:
-    """Two lines at the bottom of a terminal; whatever the program prints appears above them."""
+    """Two lines at the bottom of a terminal, or three; whatever the program prints appears above them."""
 
     every_seconds = 0.2
 
@@ -131,13 +133,13 @@ class LiveDisplay:
         self._live: Live | None = None
 
     def show(self, status: Status) -> None:
-        """Redraw the two lines."""
+        """Redraw the lines."""
         if self._live is None:
             self._live = self._start()
         self._live.update(self._render(status), refresh=True)
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line above the two."""
+        """Print a line above them."""
         self._screen.print(text, style=style, soft_wrap=True)  # the terminal wraps: paths can be copied
 
     def stop(self, keep: bool) -> None:
@@ -177,4 +179,5 @@ class LiveDisplay:
             bar = "-" if self._screen.options.ascii_only else "━"
             text.append("  ").append(bar * full, "green").append(bar * (width - full), "bright_black")
             text.append(f"  {outlook}")
-        return text.append(f"\n{status.numbers()}", "bold")
+        text.append(f"\n{status.numbers()}", "bold")
+        return text.append(f"\n{status.exchanges}") if status.exchanges else text

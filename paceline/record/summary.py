@@ -10,7 +10,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from paceline.events import Ended, Event, Measured, StepDone
+from paceline.events import Ended, Event, Gossiped, Measured, StepDone
+from paceline.record.exchanges import sentence, together
 from paceline.record.pace import Pace, duration
 
 __all__ = ["Summary", "WorkerSummary", "summary", "table"]
@@ -41,15 +42,17 @@ class Summary(msgspec.Struct, frozen=True):
     loss: float
     """Of the last step; NaN if there was none."""
     bytes_sent: int
-    """What rank 0 handed to the network layer."""
+    """What the worker that has recorded handed to the network layer: rank 0, or under Gossip any."""
     measured: dict[str, float]
     """The last value of every name that was given to ``run.log``."""
     workers: tuple[WorkerSummary, ...]
-    """By rank."""
+    """By rank; under Gossip the one that has recorded."""
     efficiency: float
     """Examples per second over the sum of what the workers would do alone; NaN where that is not known."""
     reason: str | None
     """Why the run ended; None if the events do not say: it still runs, or was killed."""
+    gossip: Gossiped | None = None
+    """All that was exchanged in pairs, as one event; None under other ways to average."""
 
     @property
     def examples_per_second(self) -> float:
@@ -82,6 +85,7 @@ def summary(events: Iterable[Event]) -> Summary:
     measured: dict[str, float] = {}
     reason: str | None = None
     workers: list[_Sums] = []
+    gossip: Gossiped | None = None
     for event in events:
         match event:
             case StepDone():
@@ -93,6 +97,8 @@ def summary(events: Iterable[Event]) -> Summary:
                 bytes_sent += event.bytes_sent
                 reason = None
                 _add(workers, event)
+            case Gossiped():
+                gossip = together(gossip, event)
             case Measured():
                 measured.update(event.values)
             case Ended():
@@ -107,6 +113,7 @@ def summary(events: Iterable[Event]) -> Summary:
         workers=tuple(worker.shares() for worker in workers),
         efficiency=pace.efficiency,
         reason=reason,
+        gossip=gossip,
     )
 
 
@@ -125,19 +132,21 @@ def _add(workers: list[_Sums], step: StepDone) -> None:
 
 def table(summary: Summary) -> Table:
     """A summary for people: totals above, one row for each worker, measured values below."""
+    first = 0 if summary.gossip is None else summary.gossip.worker
     efficient = "" if math.isnan(summary.efficiency) else f", efficiency {summary.efficiency:.0%}"
     title = (
         f"{summary.steps:,} steps, {summary.examples:,} examples, {duration(summary.seconds)}, "
         f"{summary.examples_per_second:,.0f} examples/s{efficient}\n"
-        f"loss {summary.loss:.4g}, {decimal(summary.bytes_sent)} sent by worker 0, "
+        f"loss {summary.loss:.4g}, {decimal(summary.bytes_sent)} sent by worker {first}, "
         f"{summary.reason or 'no end recorded'}"
     )
+    title += "" if summary.gossip is None else f"\n{sentence(summary.gossip)}"
     caption = "\n".join(f"{name} {value:.6g}" for name, value in summary.measured.items())
     # Text, not str: a name in brackets is not markup.
     result = Table(title=Text(title), caption=Text(caption) if caption else None)
     for heading in ("worker", "examples", "load", "compute", "wait", "communicate", "other"):
         result.add_column(heading, justify="right")
-    for rank, worker in enumerate(summary.workers):
+    for rank, worker in enumerate(summary.workers, start=first):
         shares = (worker.load, worker.compute, worker.wait, worker.communicate, worker.other)
         result.add_row(str(rank), f"{worker.examples:,}", *(f"{share:.1%}" for share in shares))
     return result

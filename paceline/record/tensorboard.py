@@ -10,11 +10,14 @@ from typing import Any
 from paceline.errors import SettingError
 from paceline.events import Ended, Event, Gossiped, Measured, Resumed, StepDone
 from paceline.record.appending import cannot_open, give_up
+from paceline.record.exchanges import together
 from paceline.record.pace import Pace
 
 __all__ = ["TensorBoard"]
 
-GOSSIP = ("exchanges", "refusals", "timeouts", "bits", "staleness", "distance", "members")  # curves under Gossip
+# Curves under Gossip: counts since the last point, means over it, and what is known now.
+COUNTED = ("exchanges", "refusals", "timeouts", "lost", "late", "wider", "bytes_sent", "strangers", "unheard")
+GOSSIP = (*COUNTED, "bits", "staleness", "distance", "spread", "members", "known")
 
 
 class TensorBoard:
@@ -36,6 +39,7 @@ class TensorBoard:
         self._pace = Pace()
         self._last: StepDone | None = None  # the step that the next point will stand at
         self._gossip: Gossiped | None = None
+        self._kernel: str | None = None
         self._examples = 0
         self._next_time = 0.0
         self._resumed = False
@@ -77,7 +81,10 @@ class TensorBoard:
                     self._write_point()
                     self._next_time = event.time + self._every
             case Gossiped():
-                self._gossip = event
+                self._gossip = together(self._gossip, event)
+                if event.kernel not in (None, self._kernel):
+                    self._kernel = event.kernel
+                    self._writer.add_text("gossip/kernel", event.kernel, self._examples, event.time)
             case Measured():
                 for name, value in event.values.items():
                     self._writer.add_scalar(name, value, self._examples, event.time)
@@ -120,7 +127,7 @@ class TensorBoard:
             values["gradient/noise_scale"] = pace.noise_scale
         for name, value in values.items():
             self._writer.add_scalar(name, value, step.examples, step.time)
-        self._last = None
+        self._last = self._gossip = None
         self._pace = Pace()
 
     def _fail(self, error: Exception) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 import torch
-from torch import Tensor
 
 from paceline.codec import Identity, Lattice
 from paceline.errors import LoopError, SettingError
@@ -28,7 +27,7 @@ from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
 from paceline.sync.every import Every
-from paceline.sync.local_step import own_gradients, own_part
+from paceline.sync.local_step import LocalStep, own_gradients, own_part
 from paceline.sync.optimizer_state import Average, Keep
 from paceline.sync.own_rounds import Geometric, OwnRounds, WhileNear, as_own
 from paceline.sync.tally import Tally
@@ -36,7 +35,7 @@ from paceline.sync.tally import Tally
 __all__ = ["Gossip"]
 
 
-class Gossip:
+class Gossip(LocalStep):
     """Average with one random neighbour after every few steps, in the background, however far the neighbour is.
 
     Both move half of the way to each other, from where they were when they showed their models; what was learnt
@@ -84,6 +83,7 @@ class Gossip:
         self._others, self._remarks = 0, list[str]()
         self._resumed: tuple[int, int] | None = None
         self._disturbed = False
+        self._kernel = codec.kernel if isinstance(codec, Lattice) else None
 
     def __repr__(self) -> str:  # without where it listens, which is not the same on all workers
         told = [repr(self.every), f"graph={self.graph!r}", f"codec={self.codec!r}"]
@@ -116,9 +116,7 @@ class Gossip:
         node = self._entrance.open(*how, blocking=self.blocking, bind=self.bind, plain=self.plain)
         strides, self._disturbed = isinstance(self.every, WhileNear), False
         self._swarm, self._serves, self._fleet = Swarm(node, layout, fleet.deadline, strides), True, fleet
-        self._remarks = (
-            [f"{self.codec!r} is computed by {self.codec.kernel}"] if isinstance(self.codec, Lattice) else []
-        )
+        self._remarks = [] if self._kernel is None else [f"{self.codec!r} is computed by {self._kernel}"]
         try:
             self._swarm.join() if self._entrance.came_later else self._swarm.meet()
             fleet.gather(b"", "all workers to have reached each other")
@@ -138,11 +136,6 @@ class Gossip:
         assert self._swarm is not None, "it serves no run"
         return self._swarm
 
-    @property
-    def counts_backward(self) -> bool:
-        """No."""
-        return False
-
     def begin(self, own: Progress) -> None:
         """The loop begins: from now on others may average with this worker."""
         if self.swarm.finished:
@@ -158,27 +151,12 @@ class Gossip:
         """What a micro-batch's mean loss is multiplied by: its part of this worker's own examples."""
         return own_part(plan, self._rank, weight)
 
-    def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
-        """Nothing is sent in a backward pass."""
-        return nullcontext()
-
-    def after_backward(self) -> float:
-        """Nothing was sent."""
-        return 0.0
-
-    def collect(self, plan: Plan) -> None:
-        """The gradients stay where they are."""
-
     def before_step(self, plan: Plan, note: Note) -> None:
         """The gradients are this worker's own."""
         # Looked at once in a step: whether the goal is reached must not change between the step's end and the loop's.
         self._others = self.swarm.others_examples
         self._pending = plan, note  # it counts when the step is over: who leaves before that has not done it
         own_gradients(self._replica.parameters, plan, note, "Gossip")
-
-    def flat_gradients(self) -> Sequence[Tensor] | None:
-        """They are in ``.grad`` alone."""
-        return None
 
     def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
         """Nothing is."""
@@ -218,7 +196,7 @@ class Gossip:
 
     def events(self, step: int) -> list[Event]:
         """What was exchanged since the last time."""
-        event = self.swarm.event(step)
+        event = self.swarm.event(step, self._kernel)
         self.bytes_sent = event.bytes_sent
         if event.unheard and not self._disturbed:
             self._disturbed = True

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
 from paceline.codec import Identity
 from paceline.errors import SettingError
@@ -21,7 +19,7 @@ from paceline.roles import Codec, Need
 from paceline.sync.average import assign
 from paceline.sync.every import Every, as_every, seconds_of
 from paceline.sync.fitting import refuse_needs, refuse_what_does_not_fit
-from paceline.sync.local_step import own_gradients, own_part
+from paceline.sync.local_step import LocalStep, own_gradients, own_part
 from paceline.sync.merge import Merge
 from paceline.sync.optimizer_state import Keep, OptimizerState
 from paceline.sync.outer import MakeOptimizer, Outer
@@ -31,7 +29,7 @@ from paceline.sync.tally import Tally
 __all__ = ["LocalSGD"]
 
 
-class LocalSGD:
+class LocalSGD(LocalStep):
     """Average the models of all workers at the end of every round, each weighted by the examples that it used.
 
     Parameters and floating-point buffers become sum_i n_i x_i / sum_i n_i, in one collective for each dtype. A loop
@@ -120,11 +118,6 @@ class LocalSGD:
         return name if self.outer is None else f"{name} with outer {self.outer.kind}"
 
     @property
-    def counts_backward(self) -> bool:
-        """No."""
-        return False
-
-    @property
     def fleet(self) -> Fleet:
         """The fleet that it serves."""
         assert self._fleet is not None, "it serves no run"
@@ -134,17 +127,6 @@ class LocalSGD:
         """What a micro-batch's mean loss is multiplied by: its part of this worker's own examples."""
         return own_part(plan, self.fleet.rank, weight)
 
-    def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
-        """Nothing is sent in a backward pass."""
-        return nullcontext()
-
-    def after_backward(self) -> float:
-        """Nothing was sent."""
-        return 0.0
-
-    def collect(self, plan: Plan) -> None:
-        """The gradients stay where they are."""
-
     def before_step(self, plan: Plan, note: Note) -> None:
         """The gradients are this worker's own. Without examples there are none, so that the optimizer does nothing."""
         # It counts when the step is over: who leaves before that has not done it.
@@ -152,10 +134,6 @@ class LocalSGD:
         parameters = self._replica.parameters
         self.merge.trained.update(map(id, parameters))
         own_gradients(parameters, plan, note, type(self).__name__)
-
-    def flat_gradients(self) -> Sequence[Tensor] | None:
-        """They are in ``.grad`` alone."""
-        return None
 
     def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
         """In one step of every round, whatever is due: all workers meet at its end."""

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.errors import LoopError
 from paceline.records import Note, Plan
 
-__all__ = ["own_gradients", "own_part"]
+__all__ = ["LocalStep", "own_gradients", "own_part"]
+
+
+class LocalStep:
+    """What ways to average have in common that send nothing in a backward pass: gradients are in ``.grad`` alone."""
+
+    @property
+    def counts_backward(self) -> bool:
+        """No."""
+        return False
+
+    def around(self, plan: Plan, last: bool) -> AbstractContextManager[Any]:
+        """Nothing is sent in a backward pass."""
+        return nullcontext()
+
+    def after_backward(self) -> float:
+        """Nothing was sent."""
+        return 0.0
+
+    def collect(self, plan: Plan) -> None:
+        """The gradients stay where they are."""
+
+    def flat_gradients(self) -> Sequence[Tensor] | None:
+        """They are in ``.grad`` alone."""
+        return None
 
 
 def own_part(plan: Plan, rank: int, weight: float) -> float:

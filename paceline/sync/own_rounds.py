@@ -47,8 +47,8 @@ class WhileNear:
     times: float
 
     def after(self, steps: int, distance: float | None, stride: float) -> int:
-        """The steps of the next round; without an exchange nothing is known, and nothing changes."""
-        if distance is None:
+        """The steps of the next round; without an exchange, or a step, nothing is known, and nothing changes."""
+        if distance is None or not stride:
             return steps
         return max(1, steps // 2) if distance > self.times * stride else min(2 * steps, self.steps)
 

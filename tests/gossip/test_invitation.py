@@ -41,20 +41,33 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_key_goes_to_no_file_that_was_there_before(tmp_path: Path) -> None:
-    path, draft, elsewhere = tmp_path / "file", tmp_path / f".file.{os.getpid()}", tmp_path / "elsewhere"
+    path, elsewhere = tmp_path / "file", tmp_path / "elsewhere"
     invitation = Invitation(make_secret(plain=False), 2, [])
     elsewhere.write_bytes(b"of somebody else")
-    draft.symlink_to(elsewhere)
+    path.symlink_to(elsewhere)
     invite(path, invitation)
     assert elsewhere.read_bytes() == b"of somebody else"
     assert not path.is_symlink()
-    draft.touch(0o644)  # left behind by a worker with the same process id
-    with draft.open("rb") as opened:
-        invite(path, invitation)
-        assert opened.read() == b""
     assert accept(path) == invitation
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(each.name for each in tmp_path.iterdir()) == ["elsewhere", "file"]
+
+
+def test_workers_of_two_machines_may_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share a folder, and may have the same process id."""
+    path, usual = tmp_path / "file", os.replace
+    first, second = (Invitation(make_secret(plain=False), size, []) for size in (2, 3))
+
+    def meanwhile(draft: str, to: Path) -> None:
+        monkeypatch.setattr(os, "replace", usual)
+        invite(path, second)
+        assert accept(path) == second
+        usual(draft, to)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    invite(path, first)
+    assert accept(path) == first
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_no_draft_is_left_where_the_file_cannot_be_written(tmp_path: Path) -> None:

@@ -179,6 +179,22 @@ def test_nothing_is_left_behind() -> None:
     assert count() == before
 
 
+def test_a_step_that_the_optimizer_has_skipped_is_no_stride() -> None:
+    trained = mlp()
+    layout = Layout(Replica(trained, torch.optim.SGD(trained.parameters(), lr=0.1)))
+    shape = Shape(layout.numel, layout.more, 0, "tensors", Lattice(8))
+    with closing(open_node(0, 0, make_secret(plain=True), shape, NO_COUNTERS, Complete(), contacts=())) as node:
+        one = Swarm(node, layout, 10.0, strides=True)
+        one.begin()
+        one.step_done(4, offers=False)
+        assert one.stride == 0.0
+        with torch.no_grad():
+            next(trained.parameters()).view(-1)[0] += 0.5
+        for _ in range(2):
+            one.step_done(4, offers=False)
+            assert one.stride == pytest.approx(0.5)
+
+
 def test_goodbye_is_heard() -> None:
     with swarm(2, make_secret(plain=False), model()) as nodes:
         nodes[1].close()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 import zmq
 
 from paceline.errors import SettingError
 from paceline.gossip.keys import Keys, make_secret
-from paceline.gossip.sockets import WAITING, Sockets, check_bind
+from paceline.gossip.sockets import WAITING, Sockets, check_bind, knock
 
 HOST = "127.0.0.1"
 
@@ -104,6 +105,60 @@ def test_what_is_too_long_is_not_taken(ours: tuple[Sockets, Keys]) -> None:
     with closing(Sockets(HOST, own, 10_000)) as partner:
         partner.send(ears.address, [b"header", bytes(9_000)])
         assert [len(frames[1]) for frames in hear(ears, 5.0)] == [9_000]
+
+
+@contextmanager
+def listening(ears: Sockets) -> Iterator[None]:
+    """Somebody has to answer who knocks."""
+    over = threading.Event()
+
+    def listen() -> None:
+        while not over.is_set():
+            ears.wait(0.02)
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_who_knocks_with_the_key_is_no_stranger(plain: bool) -> None:
+    own = None if plain else keys()
+    with closing(Sockets(HOST, own, 10_000)) as ears:
+        with listening(ears):
+            assert all(knock(ears.address, own, 10.0) for _ in range(3))
+        assert hear(ears, 0.3) == []
+        assert ears.strangers == 0
+
+
+def test_who_knocks_with_another_key_is_refused(ours: tuple[Sockets, Keys]) -> None:
+    ears, _ = ours
+    with listening(ears):
+        assert not knock(ears.address, keys(), 10.0)
+    notice(ears)
+
+
+def test_whether_it_is_worth_to_wait_where_one_has_knocked() -> None:
+    assert not knock("tcp://127.0.0.1:9", None, 10.0)
+    assert not knock("nonsense", None, 10.0)
+    with socket.socket() as ear:
+        ear.bind((HOST, 0))
+        ear.listen()
+        there = f"tcp://{HOST}:{ear.getsockname()[1]}"
+        assert knock(there, keys(), 0.2)  # frozen: its connections wait
+
+        def hang_up() -> None:
+            for _ in range(2):
+                ear.accept()[0].close()
+
+        closes = threading.Thread(target=hang_up)
+        closes.start()
+        assert not knock(there, keys(), 10.0)  # something else listens there now
+        closes.join()
 
 
 def test_letters_for_nobody_do_not_pile_up() -> None:

@@ -150,6 +150,26 @@ def test_who_has_no_checkpoint_gets_a_model_of_one_that_has(pool: Pool, tmp_path
     assert any(torch.equal(given, model) for rank, (_, _, model, _, _) in enumerate(after) if rank != lost)
 
 
+def partly_frozen(folder: Path, value: float) -> list[float]:
+    """Some parameters are not trained, and have this value in the script: those before and after a resume."""
+    model = mlp()
+    first = next(model.parameters()).requires_grad_(False)
+    torch.nn.init.constant_(first, value)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with pl.Run(model, optimizer, data(80), batch=8, sync=sync.Gossip(2), deadline=30.0) as run:
+        run.resume(folder / "at.ckpt", missing_ok=True)
+        resumed = float(first.mean())
+        train(run, model, steps=run.progress.step + 4)
+        run.save(folder / "at.ckpt")
+        return [resumed, float(first.mean())]
+
+
+def test_what_is_frozen_is_given_with_the_model(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(3, partly_frozen, tmp_path, 7.0) == [[7.0, 7.0]] * 3
+    shutil.rmtree(tmp_path / "worker-1")
+    assert pool.run(3, partly_frozen, tmp_path, 1.0) == [[7.0, 7.0]] * 3
+
+
 def test_there_may_be_more_workers(pool: Pool, tmp_path: Path) -> None:
     pool.run(2, by_itself, tmp_path)
     assert [found for found, *_ in pool.run(3, resumed, tmp_path)] == [True] * 3

@@ -54,9 +54,9 @@ def step(
     )
 
 
-def gossiped() -> Gossiped:
+def gossiped(time: float = START + 2) -> Gossiped:
     return Gossiped(
-        time=START + 2,
+        time=time,
         step=1,
         exchanges=3,
         refusals=1,
@@ -71,6 +71,11 @@ def gossiped() -> Gossiped:
         unheard=0,
         members=4,
         examples=640,
+        worker=2,
+        known=5,
+        partner=3,
+        wider=1,
+        kernel="numba",
     )
 
 

@@ -16,7 +16,7 @@ from paceline.events import Ended, Event, Measured, Remark, Resumed, Saved
 from paceline.record.console import Way, way
 from paceline.records import Progress
 
-from .fake import START, one_of_each, started, step
+from .fake import START, gossiped, one_of_each, started, step
 
 
 def plain(*events: Event) -> list[str]:
@@ -66,6 +66,26 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     ]
 
 
+def test_what_was_exchanged_since_the_last_line() -> None:
+    lines = plain(
+        *(gossiped(), step(0, time=START)),
+        *(gossiped(), step(1, time=START + 1), gossiped(), step(2, time=START + 5.5)),
+        step(3, time=START + 11),
+        Ended(START + 12, 4, 256, "done"),
+    )
+    rest = "last with 3  0.25 apart  8 bits"
+    assert lines[0].endswith(
+        f"efficiency 80%  4 of 5 members  3 exchanges  1 refused  {rest} (1 wider)  4.0 kB sent  by numba"
+    )
+    assert lines[1].endswith(
+        f"efficiency 80%  4 of 5 members  6 exchanges  2 refused  {rest} (2 wider)  8.0 kB sent  by numba"
+    )
+    assert lines[2].endswith("efficiency 80%")  # nothing was told of since
+    assert lines[3].endswith(
+        f"waiting 10%; 4 of 5 members  9 exchanges  3 refused  {rest} (3 wider)  12.0 kB sent  by numba"
+    )
+
+
 def test_the_time_left_follows_examples_where_they_are_the_target() -> None:
     # 128 of 1280 examples are done; the speed is a mean in which the last step counts most.
     [_, _, line] = plain(
@@ -75,6 +95,16 @@ def test_the_time_left_follows_examples_where_they_are_the_target() -> None:
     )
     assert line.endswith("10%  0:00:18 left")
     assert line.startswith("epoch 1/2  step 2  ")
+
+
+def test_under_gossip_the_time_left_follows_the_examples_of_all() -> None:
+    """This worker does 64 in a second, and all of them 256."""
+    lines = plain(
+        *(started(target=Progress(examples=2560)), gossiped()),
+        *(step(number, seconds=1.0, time=START + 6 * number, examples=1536 * number) for number in range(2)),
+    )
+    assert "  0%  ? left" in lines[1]
+    assert "  60%  0:00:04 left" in lines[2]
 
 
 def test_the_loss_is_smooth_but_a_broken_one_is_seen() -> None:
@@ -165,6 +195,17 @@ def test_a_live_display_on_a_terminal(terminal: Terminal, monkeypatch: pytest.Mo
     assert terminal.output() == ""
     assert termios.tcgetattr(terminal.slave) == terminal.before
     assert_cursor_visible(shown + end)
+
+
+def test_the_live_display_has_a_line_more_for_exchanges(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", terminal.stream)
+    console = record.Console(terminal.stream)
+    for event in (gossiped(), step(0)):
+        console.record(event)
+    console.close()
+    lines = terminal.output().splitlines()
+    at = next(at for at, line in enumerate(lines) if "loss 0.5" in line)
+    assert "4 of 5 members  3 exchanges  1 refused  last with 3" in lines[at + 1]
 
 
 def assert_cursor_visible(output: str) -> None:

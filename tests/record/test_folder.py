@@ -26,6 +26,12 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "done: 1 steps, 64 examples" in capsys.readouterr().err
 
 
+def test_without_a_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [type(recorder) for recorder in record.folder(tmp_path, shown=False)]
+    assert kinds == [record.JsonLines, record.Trace, record.TensorBoard]
+    assert capsys.readouterr().err == ""
+
+
 def test_without_tensorboard_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from paceline import record
 from paceline.events import Ended, Measured, Resumed
 
-from .fake import START, one_of_each, started, step
+from .fake import START, gossiped, one_of_each, started, step
 
 # Sums of a few decimal fractions: their rounding errors are a few units in the last place (2^-53).
 REL = 1e-12
@@ -68,9 +68,18 @@ def test_the_table_has_a_row_for_each_worker() -> None:
     assert "größe [m] 1e-300" in text  # brackets are no markup
     rows = [line.strip("│ \n").split("│") for line in text.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["0", "48", "10.0%", "60.0%", "0.0%", "5.0%", "25.0%"],
-        ["1", "16", "10.0%", "40.0%", "20.0%", "5.0%", "25.0%"],
+        ["2", "48", "10.0%", "60.0%", "0.0%", "5.0%", "25.0%"],  # it is worker 2 that gossiped
+        ["3", "16", "10.0%", "40.0%", "20.0%", "5.0%", "25.0%"],
     ]
+    assert "4.0 kB sent by worker 2" in text
+    assert "4 of 5 members  3 exchanges  1 refused" in text
+
+
+def test_all_that_was_exchanged() -> None:
+    found = record.summary([started(), gossiped(), step(0), gossiped(), step(1)])
+    assert found.gossip is not None
+    assert (found.gossip.exchanges, found.gossip.bytes_sent, found.gossip.bits) == (6, 8000, 8.0)
+    assert record.summary([started(), step(0)]).gossip is None
 
 
 def test_a_round_of_several_steps_counts_with_all_of_them() -> None:

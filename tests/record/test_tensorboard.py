@@ -39,6 +39,25 @@ def test_gossip_has_curves(tmp_path: Path) -> None:
     assert found["gossip/distance"] == [(64, 0.25)]
     assert found["gossip/members"] == [(64, 4)]
     assert "gossip/spread" not in found
+    files = EventAccumulator(str(tmp_path))
+    files.Reload()
+    [kernel] = files.Tensors("gossip/kernel/text_summary")
+    assert kernel.tensor_proto.string_val == [b"numba"]
+
+
+def test_counts_of_gossip_are_those_since_the_last_point(tmp_path: Path) -> None:
+    write(
+        record.TensorBoard(tmp_path, every_seconds=1.0),
+        *(gossiped(), step(0, time=START)),
+        *(gossiped(), step(1, time=START + 0.2), gossiped(), step(2, time=START + 0.4)),
+        *(gossiped(), step(3, time=START + 1.5)),
+    )
+    found = curves(tmp_path)
+    assert found["gossip/exchanges"] == [(64, 3), (256, 9)]
+    assert found["gossip/wider"] == [(64, 1), (256, 3)]
+    assert found["gossip/bytes_sent"] == [(64, 4000), (256, 12_000)]
+    assert found["gossip/distance"] == [(64, 0.25), (256, 0.25)]
+    assert found["gossip/known"] == [(64, 5), (256, 5)]
 
 
 def test_every_curve_is_over_examples(tmp_path: Path) -> None:

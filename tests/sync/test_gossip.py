@@ -128,6 +128,11 @@ def test_rounds_are_shorter_while_models_are_far_from_each_other() -> None:
     assert [other.over(Progress(at + n)) for n in (7, 8)] == [False, True]
 
 
+def test_a_round_without_a_step_changes_nothing() -> None:
+    """A scaler skips the first steps as a rule: how far one goes is not known then."""
+    assert sync.WhileNear(8, times=10.0).after(4, distance=5.0, stride=0.0) == 4
+
+
 def strides() -> tuple[list[float], list[float], float | None]:
     """How far the model went in each step, as measured, and as it is by the gradients; and how far partners were."""
     model = mlp()
@@ -227,7 +232,7 @@ def whole_run(role: sync.Gossip, local_data: bool = False, sgd: bool = False) ->
             optimizer.step()
             time.sleep(0.002)
             seen = [event.exchanges for event in kept.events if isinstance(event, Gossiped)]
-            if not local_data and sum(seen) >= 5 and run.progress.examples >= 640:
+            if run.fleet.rank == 0 and not local_data and sum(seen) >= 5 and run.progress.examples >= 640:
                 run.stop()
         digest = run.replica.digest()
     return digest, run.progress, kept.events, used
