@@ -44,9 +44,9 @@ def way(target: Progress | None, dataset: int, step: StepDone) -> Way | None:
 class Console:
     """Shows loss, speed, batch, waiting share and time left while the run goes on, and a line at its end.
 
-        On a terminal it is a live display, redrawn at most five times a second, with the values of ``run.log`` (and
-        whatever the program prints) above it. Anywhere else it is a plain line every few seconds. The default stream is
-        standard error, so that standard output stays free for results.
+    On a terminal it is a live display, redrawn at most five times a second, with the values of ``run.log`` (and
+    whatever the program prints) above it. Anywhere else it is a plain line every few seconds. The default stream is
+    standard error, so that standard output stays free for results.
 
     Loss, speed and waiting share are means over about the last twenty steps, or rounds of several; the waiting share is
     that of all workers' time. A loss that is not finite is shown at once. In the line at the end, speed and waiting
