@@ -148,7 +148,8 @@ def of_images(layer: Conv, images: Tensor, deltas: Tensor) -> Tensor:
     seen = seen.permute(0, 1, *range(end, seen.dim()), *range(2, end))  # (N, channels, *kernel, side, *positions)
     groups, kernel, side = layer.groups, math.prod(layer.kernel_size[1:]), seen.shape[-1 - len(others)]
     channels, last = layer.in_channels // groups, step * (deltas.shape[2] - 1) + 1
-    seen = seen.reshape(len(images) * groups, channels * kernel, side, -1)
+    # Laid out here, once: the products would do it for every row of the kernel.
+    seen = seen.reshape(len(images) * groups, channels * kernel, side, -1).contiguous()
     delta = deltas.reshape(len(images) * groups, layer.out_channels // groups, -1).mT
     found = [seen[:, :, at * apart : at * apart + last : step].flatten(2) @ delta for at in range(rows)]
     every = torch.stack(found, 1).view(len(seen), rows, channels, kernel, -1)
