@@ -60,7 +60,7 @@ def start(
     """
     graph.neighbours(range(fleet.size))  # one that does not connect all is an error now
     secret = share_secret(fleet, plain)
-    sockets = Sockets(bind, secret.keys, _limit(shape))
+    sockets, points = _listen(bind, secret, shape)
     try:
         own = News(fleet.rank, sockets.address, 0, State.HERE, 0)
         told = fleet.gather(msgspec.json.encode(own), "the addresses at which the others listen")
@@ -68,7 +68,7 @@ def start(
         members = Members(own, graph)
         members.hear(news)
         invitation = Invitation(secret, fleet.size, [each.address for each in news])
-        return _run(members, sockets, secret, shape, counters, blocking, ()), invitation
+        return _run(members, sockets, points, secret, shape, counters, blocking, ()), invitation
     except BaseException:
         sockets.close()
         raise
@@ -87,18 +87,26 @@ def open_node(
     bind: str = "127.0.0.1",
 ) -> Node:
     """Come to a swarm that trains already, as member ``number`` in its ``life``; ``contacts`` are addresses in it."""
-    sockets = Sockets(bind, secret.keys, _limit(shape))
+    sockets, points = _listen(bind, secret, shape)
     try:
         members = Members(News(number, sockets.address, life, State.JOINING, 0), graph)
-        return _run(members, sockets, secret, shape, counters, blocking, contacts)
+        return _run(members, sockets, points, secret, shape, counters, blocking, contacts)
     except BaseException:
         sockets.close()
         raise
 
 
+def _listen(bind: str, secret: Secret, shape: Shape) -> tuple[Sockets, Points]:
+    """Sockets, and what models are encoded with. That is compiled before: who connects meanwhile is not answered."""
+    points = Points(shape.codec, shape.numel)
+    points.prepare()
+    return Sockets(bind, secret.keys, _limit(shape, points)), points
+
+
 def _run(
     members: Members,
     sockets: Sockets,
+    points: Points,
     secret: Secret,
     shape: Shape,
     counters: Tensor,
@@ -106,15 +114,13 @@ def _run(
     contacts: Sequence[str],
 ) -> Node:
     whole = Whole(shape.numel + shape.more, shape.counters, shape.numel, shape.measured)
-    points, board = Points(shape.codec, shape.numel), Board(shape.numel, shape.more)
-    points.prepare()
+    board = Board(shape.numel, shape.more)
     now = time.monotonic()
     clerk = Clerk(members, points, board, whole, counters, blocking=blocking, contacts=contacts, now=now)
     return Node(clerk, sockets, Card(secret.run, hashlib.sha256(repr(shape).encode()).hexdigest()))
 
 
-def _limit(shape: Shape) -> int:
+def _limit(shape: Shape, points: Points) -> int:
     """The longest frame that a worker of this run may send."""
-    points = Points(shape.codec, shape.numel)
     whole = Whole(shape.numel + shape.more, shape.counters)
     return max(whole.bytes, HEADER_LIMIT, *map(points.bytes_for, points.levels)) + WRAPPING

@@ -6,11 +6,14 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 import paceline as pl
 from paceline import record, sync
 from paceline.events import Ended, Gossiped, Started, StepDone
+from paceline.gossip import sockets
+from paceline.gossip.points import Points
 from paceline.journal import Journal
 from tests.pool import Pool
 from tests.problems import data, mlp, train
@@ -35,6 +38,7 @@ def recorded(folder: Path) -> None:
 
 def test_every_worker_has_a_record_of_its_own(pool: Pool, tmp_path: Path) -> None:
     pool.run(3, recorded, tmp_path)
+    wider = 0
     for worker in range(3):
         folder = tmp_path / f"worker-{worker}"
         events = list(record.read(folder / "events.jsonl"))
@@ -52,10 +56,32 @@ def test_every_worker_has_a_record_of_its_own(pool: Pool, tmp_path: Path) -> Non
         found = record.summary(events).gossip
         assert found is not None
         assert found.exchanges >= 1
-        assert found.wider >= 1  # two that meet for the first time know nothing of their distance
+        wider += found.wider
         assert (found.strangers, found.unheard) == (0, 0)
         assert list((folder / "tensorboard").iterdir())
     assert not (tmp_path / "events.jsonl").exists()
+    assert wider >= 1  # the first two that meet know nothing of their distance
+
+
+def slow_to_compile() -> int:
+    """Rank 1 needs longer for its codec than others wait for an answer: the strangers that it has counted."""
+    usual, model, role = Points.prepare, mlp(), sync.Gossip(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def slowly(points: Points) -> None:
+        time.sleep(3.0 * int(os.environ["RANK"]))
+        usual(points)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Points, "prepare", slowly)
+        patch.setattr(sockets, "HANDSHAKE", 1_000)
+        with pl.Run(model, optimizer, data(80), batch=8, sync=role, deadline=30.0) as run:
+            train(run, model, steps=4)
+            return role.swarm._node.clerk.counts.strangers
+
+
+def test_who_is_not_ready_yet_takes_nobody_for_a_stranger(pool: Pool) -> None:
+    assert pool.run(2, slow_to_compile) == [0, 0]
 
 
 def test_one_console_is_enough(tmp_path: Path) -> None:
