@@ -3,8 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# Tests at once; 0 for one after the other. Most wait for processes of their own most of the time: 3 is good for two cores.
-JOBS   ?= 0
+# Tests at once; 0 for one after the other. Most wait for processes of their own most of the time.
+JOBS   ?= 2
 TOGETHER := --numprocesses $(JOBS) --dist loadgroup
 
 .PHONY: demo test test-all check bench clean
