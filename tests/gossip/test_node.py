@@ -205,7 +205,8 @@ def test_goodbye_is_heard() -> None:
 def test_who_comes_back_when_the_end_has_come_is_told_so() -> None:
     """Instead of waiting for somebody who trains."""
     secret = make_secret(plain=False)
-    layout = Layout(Replica(mlp(), torch.optim.SGD(mlp().parameters(), lr=0.1)))
+    net = mlp()
+    layout = Layout(Replica(net, torch.optim.SGD(net.parameters(), lr=0.1)))
     with swarm(1, secret, model()) as nodes:
         nodes[0].do(Clerk.end)
         contacts = [nodes[0].clerk.members.own.address]

@@ -41,6 +41,11 @@ def meet(node: Node) -> None:
     node.wait(lambda clerk: told() and not clerk.wishes and clerk.idle, 30.0, lambda _: "an exchange")
 
 
+def settle(node: Node) -> None:
+    """Wait until this worker knows how all of its exchanges ended, also those that it has given up waiting for."""
+    node.wait(lambda clerk: clerk.idle and not clerk._peer.unsure, 30.0, lambda _: "partners to say how it ended")
+
+
 def begin(fleet: Fleet, node: Node, seed: int) -> Tensor:
     """Everybody has another model; gives all of them."""
     own = torch.Generator().manual_seed(1000 * seed + fleet.rank)
@@ -68,7 +73,7 @@ def one_by_one(codec: Lattice | Identity, graph: Graph, exchanges: int) -> tuple
         if chance.randrange(fleet.size) == fleet.rank:
             meet(node)
         fleet.gather(b"", "the exchange")
-        node.wait(lambda clerk: clerk.idle, 30.0, lambda _: "the partner to say that it has moved")
+        settle(node)
         after = gathered(fleet, node)
         ratios.append(spread(after) / spread(before))
         moved = max(moved, float((after.mean(0) - first.mean(0)).abs().max()))
@@ -106,7 +111,7 @@ def all_at_once(codec: Lattice | Identity, graph: Graph, offers: int) -> tuple[f
     for _ in range(offers):
         meet(node)
     fleet.gather(b"", "the exchanges")
-    node.wait(lambda clerk: clerk.idle, 30.0, lambda _: "the last partner to say that it has moved")
+    settle(node)
     fleet.gather(b"", "all to be idle")
     after = gathered(fleet, node)
     exchanges = node.clerk.counts.exchanges

@@ -50,7 +50,7 @@ def make(role: sync.Gossip, **settings: Any) -> pl.Run:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"every": 0}, r"every \(0\) must be at least 1"),
+        ({"every": 0}, r"every \(0\) must be whole numbers of at least 1"),
         ({"every": sync.Geometric(0.5)}, r"its mean must be at least 1 step"),
         ({"every": sync.Geometric(math.inf)}, r"its mean must be at least 1 step"),
         ({"every": sync.WhileNear(1, 5.0)}, r"its steps must be at least 2, or there is nothing to shorten"),
