@@ -58,7 +58,7 @@ class Loop:
         roles = {id(role): role for role in run.roles().values()}.values()  # one object may have two roles
         self._observers = [role for role in roles if isinstance(role, Observer)]
         self._batch_norm = run.replica.batch_norm if run.fleet.size > 1 else ""
-        self._speakers = [part for part in (*roles, run.probe) if isinstance(part, Speaker)]
+        self._speakers = [role for role in roles if isinstance(role, Speaker)]
         self._counter = run.lr if isinstance(run.lr, Counter) else None
         self._unmet = run.sync if isinstance(run.sync, Unmet) else None
         self.lessons = Lessons(run.order, run.fleet)

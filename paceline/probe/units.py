@@ -26,13 +26,12 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Example:
-    """Each example is a unit: exact per-example gradients, for about the price of a second forward and backward pass.
+    """Each example is a unit: exact per-example gradients, for about the price of a second backward pass.
 
     ``loss(model, batch)`` gives the scalar loss of a collated batch; it is called with batches of one example
-    (leading dimension 1) and a stand-in for the model, under ``torch.func.vmap``. Linear and convolution layers take
-    little more memory than such a pass. Of other parameters each example gets a copy (the record says so), for
-    ``chunk_size`` examples at a time, which takes as many times the memory of the gradient. Layers that mix the
-    examples of a batch, such as BatchNorm in training mode, have no per-example gradients.
+    (leading dimension 1) and a stand-in for the model, under ``torch.func.vmap``. ``chunk_size`` examples are
+    done at a time, which takes ``chunk_size`` times the memory of the gradient. Layers that mix the examples of
+    a batch, such as BatchNorm in training mode, have no per-example gradients.
     """
 
     loss: Loss
