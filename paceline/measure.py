@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -35,13 +36,19 @@ class Measure:
             return stats
         found = list(self._probe.towards_mean(scale))
         own = notes[self._group.rank]
-        if within and own.weight:
-            found = [own.weight / stats.weight * spread_along(round(own.units), own.weight, *found), 0.0]
+        if within:
+            known = sum(note.weight for note in notes if note.units > 1) or math.nan
+            part = own.weight / known
+            found = [part * spread_along(round(own.units), own.weight, *found) if own.units > 1 else 0.0, 0.0]
         sums = torch.tensor(found, dtype=torch.float64, device=self._group.device)
         self._group.all_reduce(sums, f"the directions of the gradients of step {step}")
         self.bytes_sent += self._group.bytes_to_sum(sums)
         first, second = sums.tolist()
-        spread = first if within else spread_along(stats.units, stats.weight, first, second)
+        spread = (
+            (first if any(note.units > 1 for note in notes) else math.nan)
+            if within
+            else spread_along(stats.units, stats.weight, first, second)
+        )
         return msgspec.structs.replace(stats, along=variance_along(stats, spread, self._probe.blur))
 
     def coordinates(self, stats: GradientStats, scale: float, step: int) -> Coordinates | None:

@@ -31,7 +31,8 @@ class Replica:
         self.module: nn.Module = self.ddp.module if self.ddp else model
         named = {id(p): (name, p) for name, p in self.module.named_parameters()}
         extra = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in named]
-        if len(extra) == sum(len(group["params"]) for group in optimizer.param_groups):
+        none = len(extra) == sum(len(group["params"]) for group in optimizer.param_groups)
+        if none and any(p.requires_grad for _, p in named.values()):
             raise SettingError(
                 "the optimizer has no parameter of the model, so that the model would not be trained; make it with "
                 "model.parameters(), of the same model"

@@ -216,10 +216,13 @@ class Run:
 
     def log(self, **values: float) -> None:
         """Record numbers of your own, such as ``run.log(accuracy=0.97)``."""
+        numbers = {}
         for name, value in values.items():
-            if not hasattr(value, "__float__"):
-                raise SettingError(f"run.log takes numbers, but {name} is {value!r}")
-        self._journal.write(Measured(time.time(), self.progress.step, {k: float(v) for k, v in values.items()}))
+            try:
+                numbers[name] = float(value)
+            except (TypeError, ValueError, RuntimeError) as error:  # torch's, of a tensor with several numbers
+                raise SettingError(f"run.log takes numbers, but {name} is {value!r}") from error
+        self._journal.write(Measured(time.time(), self.progress.step, numbers))
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint after a step or outside of the loop: all workers must call it, unless under Gossip."""

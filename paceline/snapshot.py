@@ -68,7 +68,7 @@ def find(run: Run, path: Path, missing_ok: bool) -> tuple[Path, dict[str, Any]] 
     if isinstance(run.sync, Unmet):
         run.fleet.gather(b"", "the others to resume")  # an error before anything has changed, if they cannot any more
         own = checkpoint.own_folder(path, run.fleet.rank), own_path(run, path)
-        path = next((each for each in own if each.exists()), path)
+        path = next((each for each in own if _holds_one(each)), path)
         path, payload = _newest(path, missing_ok)
         return (path, checkpoint.parse(payload)) if payload else None
     if run.fleet.rank == 0:
@@ -83,9 +83,14 @@ def find(run: Run, path: Path, missing_ok: bool) -> tuple[Path, dict[str, Any]] 
 
 def _newest(path: Path, missing_ok: bool) -> tuple[Path, bytes]:
     """Without a payload if there is none and may be."""
-    if missing_ok and not (path.exists() and any(checkpoint.find(path))):
+    if missing_ok and not _holds_one(path):
         return path, b""
     return checkpoint.load_newest(path)
+
+
+def _holds_one(path: Path) -> bool:
+    """Whether there is a checkpoint: in a worker's own folder there may be its records alone."""
+    return path.exists() and any(checkpoint.find(path))
 
 
 def take(run: Run) -> dict[str, Any]:
@@ -176,7 +181,7 @@ def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
     for name, role in run.roles().items():
         saved = tree["roles"][name]
         # What leaves nothing behind may be followed by anything, which then begins as in a new run.
-        left = saved["state"] and not saved["replaceable"]
+        left = saved["state"] and not saved.get("replaceable", False)
         if saved["kind"] != _kind(role) and isinstance(role, Stateful) and left:
             raise CheckpointError(
                 f"the checkpoint was made with {name}={saved['kind']}, whose state means nothing to {_kind(role)}; "

@@ -242,8 +242,10 @@ class Step:
         if Need.UNITS in parts.probe.now:
             single, weights = isinstance(parts.probe.unit, Example), [weight for _, weight in self._losses]
             self.fragments = fragments_of(self._fitting, parts.fleet.rank, weights, parts.probe.images(), single)
+        # Before anything is laid together to be sent, which may change what is in .grad.
+        within = parts.probe.within and parts.probe.measuring and bool(self._losses)
+        own_sqnorm = parts.probe.own_sqnorm() if within else 0.0
         units, unit_sqnorm = parts.probe.numbers(parts.sync.collect(plan))
-        within = parts.probe.within and parts.probe.measuring and units > 0
         stop, save = parts.wishes()
         loss = sum(float(loss) * weight for loss, weight in self._losses if weight)
         parts.clock.computed()  # reading the losses has waited for the device, where there is one
@@ -261,7 +263,7 @@ class Step:
             units=units,
             unit_sqnorm=unit_sqnorm,
             measured=weight if within else 0.0,
-            own_sqnorm=parts.probe.own_sqnorm() if within else 0.0,
+            own_sqnorm=own_sqnorm,
             most=parts.memory.largest_share,
         )
         parts.fleet.doing(self.index, "averaging gradients")

@@ -425,9 +425,25 @@ def test_a_folder_instead_of_a_checkpoint() -> None:
         make(checkpoint="saves")
 
 
+def test_a_frozen_model_with_a_head_of_its_own_trains() -> None:
+    model = mlp()
+    model.requires_grad_(False)
+    prompt = nn.Parameter(torch.zeros(6))
+    optimizer = torch.optim.SGD([prompt], lr=0.1)
+    with pl.Run(model, optimizer, data(40), batch=8) as run:
+        for step in run.steps(steps=2):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x + prompt), y))
+            optimizer.step()
+    assert prompt.abs().sum() > 0
+
+
 def test_words_instead_of_numbers_to_log() -> None:
     with make() as run, pytest.raises(pl.SettingError, match=r"run\.log takes numbers, but accuracy is 'high'"):
         run.log(accuracy="high")  # type: ignore[arg-type]
+    with make() as run, pytest.raises(pl.SettingError, match=r"run\.log takes numbers, but both is tensor"):
+        run.log(both=torch.ones(2))  # type: ignore[arg-type]
 
 
 def test_an_optimizer_that_steps_in_the_inner_loop() -> None:

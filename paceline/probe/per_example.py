@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ class ExampleMeter:
         self._mapping = mapping
         self._unit = unit
         self._length = 0
-        self._norms = True
+        self._norms = self._adds_up = True
 
     def begin(self, micro_batches: int, squares: bool = False, keep: bool = False, norms: bool = True) -> None:
         """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted."""
@@ -150,7 +151,9 @@ class ExampleMeter:
                 self._squaring.add_unit(gradients)
 
     def before_backward(self) -> None:
-        """Nothing: the user's backward pass is not needed."""
+        """See whether ``.grad`` will be of this step's examples alone."""
+        if not self.whole[0]:
+            self._adds_up = sqnorm(self._gradients()) == 0
 
     def see_bucket(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Nothing: the buckets are not needed."""
@@ -165,9 +168,11 @@ class ExampleMeter:
         self.whole = self.whole[0] + weight, (self.whole[0] + weight) * factor / weight
 
     def own_sqnorm(self) -> float:
-        """Of the mean of all examples, which the user's backward passes have left in ``.grad``."""
-        gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
-        return sqnorm(gradients) / self.whole[1] ** 2
+        """Of the mean of all examples, which the user's passes have left in ``.grad``; NaN if there was more in it."""
+        return sqnorm(self._gradients()) / self.whole[1] ** 2 if self._adds_up else math.nan
+
+    def _gradients(self) -> list[Tensor]:
+        return [each.grad for each in self._parameters.values() if each.grad is not None]
 
     def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
         """The number of units, and the sum over them of weight times squared gradient norm."""

@@ -50,14 +50,15 @@ def within_workers(notes: Sequence[Note]) -> float:
 
     Its units i are compared with its own mean g_w of n_w examples, so that what the data of workers differ in is not
     taken for noise. Divided by N = sum n_w it is, without bias, the variance of the averaged gradient, since each
-    worker stands in it for its own data. NaN if a worker has fewer than two units.
+    worker stands in it for its own data. Workers with one unit, of whose noise nothing is known, are taken to be like
+    the others; NaN if there are no others.
     """
+    known = [note for note in notes if note.units > 1]
     own = [
         note.measured * variance_from_sums(round(note.units), note.measured, note.unit_sqnorm, note.own_sqnorm)
-        for note in notes
-        if note.measured
+        for note in known
     ]
-    return sum(own) / sum(note.measured for note in notes) if own else math.nan
+    return sum(own) / sum(note.measured for note in known) if known else math.nan
 
 
 def spread_along(units: int, weight: float, products: float, squares: float) -> float:

@@ -131,7 +131,8 @@ def as_every(every: Every | int, what: str = "every") -> Every:
         return found
     if not hasattr(found, "ends"):
         raise SettingError(f"{what} ({every!r}) must be a whole number of steps, Examples, Seconds or a schedule")
-    counts = [getattr(found, name) for name in ("count", "first", "last", "steps") if hasattr(found, name)]
+    ours = isinstance(found, Steps | Examples | Ramp)
+    counts = [getattr(found, name) for name in ("count", "first", "last", "steps") if ours and hasattr(found, name)]
     if not all(whole(count, least=1) for count in counts):
         raise SettingError(f"{what} ({every!r}) must be whole numbers of at least 1; 1 averages after every step")
     if isinstance(found, Ramp) and not (

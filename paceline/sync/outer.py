@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class DiLoCo:
 
     def __call__(self, parameters: list[nn.Parameter]) -> Optimizer:
         """Make it."""
-        return SGD(parameters, lr=self.lr, momentum=self.momentum, nesterov=True)
+        return SGD(parameters, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0)
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class SlowMo:
 
 
 def _check_rates(made: DiLoCo | SlowMo) -> None:
-    for name, value, most in (("lr", made.lr, math.inf), ("momentum", made.momentum, 1.0)):
-        if not (isinstance(value, int | float) and 0 <= value < most):
+    settings: list[tuple[str, Any, float]] = [("lr", made.lr, math.inf), ("momentum", made.momentum, 1.0)]
+    for name, value, most in settings:
+        if not (isinstance(value, Real) and 0 <= float(value) < most):
             raise SettingError(
                 f"{name} ({value!r}) of {type(made).__name__} must be a number of at least 0"
                 + ("" if most == math.inf else ", below 1")
@@ -132,17 +134,13 @@ class Outer:
         return {"anchors": [anchor.detach() for anchor in self._anchors], "optimizer": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take that back; rates and momenta are those that this one was made with."""
+        """Take that back; DiLoCo and SlowMo go on with the settings of now, others with their own, as in torch."""
         if state["anchors"]:
             self.begin(state["anchors"])
             assert self._optimizer is not None
-            settings = [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in self._optimizer.param_groups
-            ]
             self._optimizer.load_state_dict(state["optimizer"])
-            for group, own in zip(self._optimizer.param_groups, settings, strict=True):
-                group.update(own)
+            if isinstance(self._make, DiLoCo | SlowMo):
+                self._optimizer.param_groups[0].update(lr=self._make.lr, momentum=self._make.momentum)
 
     @property
     def kind(self) -> str:

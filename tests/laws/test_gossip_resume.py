@@ -190,7 +190,12 @@ def all_reduced(folder: Path) -> None:
 
 
 def test_a_run_that_was_synchronous_goes_on_under_gossip(pool: Pool, tmp_path: Path) -> None:
+    """Also if the workers' records are in the same folder already."""
     pool.run(2, all_reduced, tmp_path)
+    for rank in range(2):
+        own = tmp_path / f"worker-{rank}"
+        own.mkdir()
+        (own / "events.jsonl").touch()
     first, second = pool.run(2, resumed, tmp_path)
     assert first[:2] == second[:2] == (True, 8)
     assert first[3] == second[3] == 64

@@ -37,8 +37,8 @@ def loss_of(model: Any, given: Any) -> Tensor:
     return F.cross_entropy(model(given[0]), given[1])
 
 
-def trained(kind: str, micro: int | None = MICRO, steps: int = 1) -> Seen:
-    """Every worker has one class of its own."""
+def trained(kind: str, micro: int | None = MICRO, steps: int = 1, at: int = 0) -> Seen:
+    """Every worker has one class of its own; gradients of step ``at`` are compared, and set to zeros, not to None."""
     fleet = pl.Fleet.join()
     x, _ = data(240).tensors
     own = TensorDataset(x.double(), torch.full((240,), fleet.rank))
@@ -55,29 +55,40 @@ def trained(kind: str, micro: int | None = MICRO, steps: int = 1) -> Seen:
     found = None
     with (
         warnings.catch_warnings(record=True, action="always") as said,
-        pl.Run(model, optimizer, own, batch=policy, sync=role, micro=micro, probe=probe, local_data=True) as run,
+        pl.Run(
+            model,
+            optimizer,
+            own,
+            batch=policy,
+            sync=role,
+            micro=micro,
+            probe=probe,
+            local_data=True,
+        ) as run,
     ):
         for step in run.steps(steps=3 * steps if kind == "local" else steps):
             sizes.append(step.plan.batch)
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=False)
             for x, y in step:
-                if step.index == 0:
+                if step.index == at:
                     for part in range(len(x)) if kind == "examples" else [slice(None)]:
                         one = slice(part, part + 1) if isinstance(part, int) else part
                         gradients = torch.autograd.grad(F.cross_entropy(bare(x[one]), y[one]), list(bare.parameters()))
                         rows.append(torch.cat([each.reshape(-1) for each in gradients]))
                 step.backward(loss_of(model, (x, y)))
             optimizer.step()
-            if step.round is not None and found is None:
+            if step.round is not None and step.index >= at and found is None:
                 found = step.round.stats
     assert found is not None
     warned = any(WARNED in str(one.message) for one in said)
     return Seen(torch.stack(rows), found.variance, found.mean_sqnorm, found.along, sizes, warned)
 
 
+@pytest.mark.parametrize("at", [0, 1])
 @pytest.mark.parametrize("kind", ["all-reduce", "ddp", "local", "examples"])
-def test_units_are_compared_within_each_worker(pool: Pool, kind: str) -> None:
-    found = pool.run(3, trained, kind)
+def test_units_are_compared_within_each_worker(pool: Pool, kind: str, at: int) -> None:
+    """Also in a later step, where gradients are views of what was exchanged in the one before."""
+    found = pool.run(3, trained, kind, MICRO, 1 + at, 3 * at if kind == "local" else at)
     n = 1 if kind == "examples" else MICRO
     own = [seen.units for seen in found]
     mean = torch.cat(own).mean(0)

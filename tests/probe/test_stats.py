@@ -109,11 +109,11 @@ def test_within_one_worker_it_is_the_same() -> None:
     assert gradient_stats(notes, sqnorm, within=True).variance == pytest.approx(gradient_stats(notes, sqnorm).variance)
 
 
-def test_within_workers_of_which_one_has_one_unit_nothing_is_known() -> None:
+def test_workers_with_one_unit_are_taken_to_be_like_the_others() -> None:
     notes, _ = strata(torch.Generator().manual_seed(1), [(3, 5), (4,)])
-    assert math.isnan(within_workers(notes))
+    assert within_workers(notes) == within_workers([notes[0], Note()]) == within_workers(notes[:1])
+    assert math.isnan(within_workers(notes[1:]))
     assert math.isnan(within_workers([Note(), Note()]))
-    assert within_workers([notes[0], Note()]) == within_workers(notes[:1])  # who had no examples has no noise
 
 
 def test_one_unit_in_all_gives_nan_statistics() -> None:

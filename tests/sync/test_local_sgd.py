@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -206,6 +207,42 @@ def test_rates_of_an_outer_optimizer(kind: Any) -> None:
     for settings in ({"lr": -1.0}, {"lr": "a"}, {"momentum": 1.0}, {"momentum": float("nan")}):
         with pytest.raises(pl.SettingError, match=rf"of {kind.__name__} must be a number of at least 0"):
             kind(**settings)
+
+
+def test_an_outer_optimizer_without_momentum_and_with_a_number_of_numpy() -> None:
+    made = sync.DiLoCo(lr=np.float32(0.5), momentum=0.0)(list(mlp().parameters()))  # type: ignore[arg-type]
+    assert made.param_groups[0]["nesterov"] is False
+
+
+def decaying(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def test_another_outer_optimizer_keeps_its_own_settings(tmp_path: Path) -> None:
+    """A schedule of the user's may have changed them."""
+    role = sync.LocalSGD(4, outer=decaying)
+    with make(role) as run:
+        train(run, run.model, steps=8)
+        outer_of(role)["lr"] = 0.25
+        saved = run.save(tmp_path / "a.ckpt")
+    again = sync.LocalSGD(4, outer=decaying)
+    with make(again) as run:
+        run.resume(saved)
+        assert outer_of(again)["lr"] == 0.25
+
+
+class Odd:
+    """A user's own period, with a name that ours have, too."""
+
+    first = True
+
+    def ends(self, begin: Progress, now: Progress) -> bool:
+        return now.step % 2 == 1
+
+
+def test_a_period_of_the_users_own() -> None:
+    with make(sync.LocalSGD(Odd())) as run:
+        train(run, run.model, steps=4)
 
 
 def test_what_makes_no_outer_optimizer() -> None:
