@@ -36,19 +36,15 @@ class Measure:
             return stats
         found = list(self._probe.towards_mean(scale))
         own = notes[self._group.rank]
-        if within:
-            known = sum(note.weight for note in notes if note.units > 1) or math.nan
-            part = own.weight / known
-            found = [part * spread_along(round(own.units), own.weight, *found) if own.units > 1 else 0.0, 0.0]
+        if within:  # each worker its part, and nobody has one if nobody has two units
+            known = sum(note.weight for note in notes if note.units > 1)
+            spread = spread_along(round(own.units), own.weight, *found)
+            found = [own.weight / known * spread if own.units > 1 else 0.0 if known else math.nan, 0.0]
         sums = torch.tensor(found, dtype=torch.float64, device=self._group.device)
         self._group.all_reduce(sums, f"the directions of the gradients of step {step}")
         self.bytes_sent += self._group.bytes_to_sum(sums)
         first, second = sums.tolist()
-        spread = (
-            (first if any(note.units > 1 for note in notes) else math.nan)
-            if within
-            else spread_along(stats.units, stats.weight, first, second)
-        )
+        spread = first if within else spread_along(stats.units, stats.weight, first, second)
         return msgspec.structs.replace(stats, along=variance_along(stats, spread, self._probe.blur))
 
     def coordinates(self, stats: GradientStats, scale: float, step: int) -> Coordinates | None:

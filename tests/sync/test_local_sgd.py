@@ -241,8 +241,10 @@ class Odd:
 
 
 def test_a_period_of_the_users_own() -> None:
+    ends: list[int] = []
     with make(sync.LocalSGD(Odd())) as run:
-        train(run, run.model, steps=4)
+        train(run, run.model, steps=4, each=lambda step: ends.append(step.index) if step.round is not None else None)
+    assert ends == [0, 2, 3]  # and the loop's end
 
 
 def test_what_makes_no_outer_optimizer() -> None:
