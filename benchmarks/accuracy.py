@@ -20,6 +20,7 @@ METHODS: dict[str, Callable[[int], Sync]] = {
     "H = 16": lambda steps: pl.sync.LocalSGD(16),
     "H = 4 in the second half": lambda steps: pl.sync.LocalSGD(pl.sync.PostLocal(steps // 2, 4)),
     "H = 16 in the second half": lambda steps: pl.sync.LocalSGD(pl.sync.PostLocal(steps // 2, 16)),
+    "H = 4, averaged momentum": lambda steps: pl.sync.LocalSGD(4, optimizer_state=pl.sync.Average()),
     "H = 16, averaged momentum": lambda steps: pl.sync.LocalSGD(16, optimizer_state=pl.sync.Average()),
     "H = 4, SlowMo": lambda steps: pl.sync.LocalSGD(4, outer=pl.sync.SlowMo()),
     "H = 16, SlowMo": lambda steps: pl.sync.LocalSGD(16, outer=pl.sync.SlowMo()),

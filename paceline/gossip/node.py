@@ -99,9 +99,9 @@ class Node:
         try:
             while not self._closing or not self._calls.empty():
                 self._sockets.wait(min(self.clerk.due - time.monotonic(), LONGEST))
-                self._cycle()
-                self._look()
-                with self._turn:
+                with self._turn:  # who looks in between would see an exchange that has ended, and not what came of it
+                    self._cycle()
+                    self._look()
                     self._turn.notify_all()
         except BaseException as error:  # it belongs to the trainer
             with self._turn:

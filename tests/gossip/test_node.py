@@ -91,6 +91,27 @@ def test_who_joins_has_the_model_to_the_bit_and_takes_part() -> None:
         torch.testing.assert_close(mean, (2 * model() + changed).double() / 3, rtol=0, atol=1e-6)
 
 
+def test_who_sees_that_an_exchange_has_ended_sees_what_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with swarm(2, make_secret(plain=False), model()) as (one, other):
+        begun, go_on = threading.Event(), threading.Event()
+        correct = one.clerk.board.correct
+
+        def slow(change: Tensor) -> None:
+            begun.set()
+            assert go_on.wait(20.0)
+            correct(change)
+
+        monkeypatch.setattr(one.clerk.board, "correct", slow)
+        changed = model()
+        changed[:NUMBERS] += 0.01 * model(1)[:NUMBERS]
+        show(other.clerk, changed)
+        other.do(lambda clerk: clerk.offer(5))
+        assert begun.wait(20.0)
+        threading.Timer(0.2, go_on.set).start()
+        assert one.wait_for(lambda clerk: clerk.idle, 20.0)
+        assert not torch.equal(shown(one.clerk), model())
+
+
 def noise(node: Node, secret: Secret, count: int) -> None:
     """Letters with the run's key that are nonsense: broken, of another model, or with payloads that do not fit."""
     generator = torch.Generator().manual_seed(1)
