@@ -11,7 +11,7 @@ from itertools import accumulate
 import msgspec
 
 from paceline.errors import SettingError
-from paceline.events import Ended, Event, Remark, Resumed, Saved, Started, StepDone
+from paceline.events import Ended, Event, Gossiped, Remark, Resumed, Saved, Started, StepDone
 from paceline.record.appending import AppendFile
 
 __all__ = ["Trace", "consecutive", "step_entries"]
@@ -71,7 +71,8 @@ class Trace:
     Each worker is a process with its steps, and in each step what the time went to, one after the other: load, compute,
     wait, communicate; what is left belongs to none of them (the optimizer, evaluation, your own code). The real order
     within a step is finer, as loading and computing alternate by micro-batch: the slices show how much, not when.
-    All workers' steps begin when rank 0's do. Batch and loss are counter tracks.
+    All workers' steps begin when rank 0's do. Batch and loss are counter tracks; under ``sync.Gossip`` so are members,
+    exchanges, bytes sent and the distance of the models, as far as the worker whose record it is knows them.
 
     The file is a JSON array. A killed run leaves it without its end, which the viewers accept; going on with the same
     path, as a resumed run does, repairs it. Beyond ``limit_megabytes`` (a viewer gets slow long before a disk gets
@@ -96,6 +97,9 @@ class Trace:
             case StepDone():
                 if not self._full:
                     self._step(event)
+            case Gossiped():
+                if not self._full:
+                    self._write(gossip_entries(event))
             case Started():
                 self._write(self._new_names(event.workers))
             case Remark():
@@ -138,6 +142,18 @@ class Trace:
         if entries:
             # Encoding the list at once is faster than one by one; its brackets are not wanted, the file has its own.
             self._file.write(self._encode(entries)[1:-1] + b",\n")
+
+
+def gossip_entries(event: Gossiped) -> list[msgspec.Struct]:
+    """What was exchanged since the last time, as counters."""
+    values: dict[str, dict[str, float]] = {
+        "members": {"taking part": event.members},
+        "exchanges": {"done": event.exchanges, "refused": event.refusals, "failed": event.timeouts},
+        "bytes": {"sent": event.bytes_sent},
+    }
+    if event.distance is not None:
+        values["distance"] = {"of a model from the mean": event.distance}
+    return [_Counter(name, 0, _microseconds(event.time), args) for name, args in values.items()]
 
 
 def step_entries(event: StepDone, start: int, stop: int) -> list[msgspec.Struct]:

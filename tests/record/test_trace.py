@@ -16,7 +16,7 @@ from paceline.errors import SettingError
 from paceline.events import Ended, Event, Resumed, Saved
 from paceline.record.trace import consecutive
 
-from .fake import START, one_of_each, started, step
+from .fake import START, gossiped, one_of_each, started, step
 
 PHASES = {"load", "compute", "wait", "communicate"}
 
@@ -76,6 +76,13 @@ def test_a_step_is_laid_out_from_its_start(tmp_path: Path) -> None:
     counters = {e["name"]: list(e["args"].values()) for e in entries if e["ph"] == "C"}
     assert counters == {"batch": [64], "loss": [0.25]}
     assert_sound(entries)
+
+
+def test_exchanges_are_counters(tmp_path: Path) -> None:
+    entries = trace(tmp_path / "trace.json", [started(), gossiped(START + 0.5)])
+    counters = {e["name"]: (e["ts"] - int(START * 1e6), list(e["args"].values())) for e in entries if e["ph"] == "C"}
+    expected = {"members": [4], "exchanges": [3, 1, 0], "bytes": [4000], "distance": [0.25]}
+    assert counters == {name: (500_000, values) for name, values in expected.items()}
 
 
 def test_what_happens_besides_steps_is_marked(tmp_path: Path) -> None:
