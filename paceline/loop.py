@@ -234,12 +234,15 @@ class Loop:
         self._stopping = int(max(note.stop for note in round.notes))
         run = self._run
         self.lessons.learn(self.cursor.progress, self._parts)
-        for event in self._unmet.events(round.plan.step) if self._unmet is not None else []:
-            self._journal.write(event)
+        self._tell_exchanges()
         clock, rate = self._parts.clock, self.hooks.learning_rate
         self._journal.round_done(round, self.progress, clock, run.sync, rate, applied)
         if round.notes[0].save:
             run.save_by_itself()
+
+    def _tell_exchanges(self) -> None:
+        for event in self._unmet.events(max(self.cursor.progress.step - 1, 0)) if self._unmet is not None else []:
+            self._journal.write(event)
 
     def _end_together(self) -> int:
         """A signal that came after the last note is known to one worker only: ask all. Gives its number, or 0."""
@@ -248,6 +251,7 @@ class Loop:
                 self._run.save_by_itself()
             else:
                 self._unmet.finish()
+                self._tell_exchanges()
             return self._signals.got
         got = self._run.fleet.gather(str(self._signals.got).encode(), "the others to end the loop")
         if signal := max(map(int, got)):

@@ -44,6 +44,8 @@ def test_every_worker_has_a_record_of_its_own(pool: Pool, tmp_path: Path) -> Non
         events = list(record.read(folder / "events.jsonl"))
         assert isinstance(events[0], Started)
         assert isinstance(events[-1], Ended)
+        assert isinstance(events[-2], Gossiped)  # what it took to agree on the final model
+        assert events[-2].bytes_sent > 0
         assert all(len(event.counts) == 1 for event in events if isinstance(event, StepDone))
         seen = [event for event in events if isinstance(event, Gossiped)]
         assert {event.worker for event in seen} == {worker}
