@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from paceline.codec import Identity, Lattice
 from paceline.fleet import Fleet
-from paceline.gossip import Complete, Graph, Ring, contraction
+from paceline.gossip import Complete, Exponential, Graph, RandomRegular, Ring, Torus, contraction
 from paceline.gossip.clerk import Clerk
 from paceline.gossip.node import Node
 from paceline.gossip.start import Shape, start
@@ -61,11 +62,28 @@ def joined(codec: Lattice | Identity, graph: Graph) -> tuple[Fleet, Node]:
     return fleet, start(fleet, shape, NO_COUNTERS, graph)[0]
 
 
-def one_by_one(codec: Lattice | Identity, graph: Graph, exchanges: int) -> tuple[list[float], float]:
-    """One worker after the other looks for a partner: what every exchange leaves of the spread, and how far the mean
-    has moved at most."""
+def expected(models: Tensor, graph: Graph) -> float:
+    """What an exchange takes of the spread on average, over who begins and with whom of its neighbours."""
+    around = graph.neighbours(range(len(models)))
+    pairs = [(i, j, 1 / len(models) / len(around[i])) for i in around for j in around[i]]
+    return sum(chance * float((models[i] - models[j]).square().sum()) / 2 for i, j, chance in pairs) / spread(models)
+
+
+class Told(NamedTuple):
+    """What came of exchanges, one after the other."""
+
+    taken: list[float]
+    """What each took of the spread."""
+    expected: list[float]
+    """What it had to take on average, as the models were."""
+    moved: float
+    """How far the mean has moved at most."""
+
+
+def one_by_one(codec: Lattice | Identity, graph: Graph, exchanges: int) -> Told:
+    """One worker after the other looks for a partner."""
     fleet, node = joined(codec, graph)
-    chance, ratios, moved = random.Random(5), [], 0.0
+    chance, told = random.Random(5), Told([], [], 0.0)
     first = before = begin(fleet, node, 0)
     for at in range(exchanges):
         if spread(before) < SPENT * spread(first):  # four models may even be equal to the bit by chance
@@ -75,32 +93,44 @@ def one_by_one(codec: Lattice | Identity, graph: Graph, exchanges: int) -> tuple
         fleet.gather(b"", "the exchange")
         settle(node)
         after = gathered(fleet, node)
-        ratios.append(spread(after) / spread(before))
-        moved = max(moved, float((after.mean(0) - first.mean(0)).abs().max()))
+        told.taken.append(1 - spread(after) / spread(before))
+        told.expected.append(expected(before, graph))
+        told = told._replace(moved=max(told.moved, float((after.mean(0) - first.mean(0)).abs().max())))
         before = after
     node.close()
     fleet.close()
-    return ratios, moved
+    return told
 
 
-def check(found: list[tuple[list[float], float]], predicted: float) -> None:
-    ratios, moved = found[0]
-    assert moved < 1e-6
-    left = torch.tensor(ratios)
-    error = float(left.std()) / len(ratios) ** 0.5
-    assert abs(float(left.mean()) - (1 - predicted)) < 4 * error
+def check(found: list[Told], least: float) -> None:
+    told = found[0]
+    assert told.moved < 1e-6
+    more = torch.tensor(told.taken) - torch.tensor(told.expected)
+    error = float(more.std()) / len(more) ** 0.5
+    assert abs(float(more.mean())) < 4 * error
     assert error < 0.05  # or it could not tell the graphs apart
+    assert min(told.expected) > least - 1e-9
 
 
 @pytest.mark.parametrize("codec", [Identity(), Lattice(8)], ids=["32 bits", "8 bits"])
 def test_the_mean_is_kept_and_the_spread_falls_by_one_third(pool: Pool, codec: Lattice | Identity) -> None:
-    check(pool.run(4, one_by_one, codec, Complete(), 60), predicted=1 / 3)
+    found = pool.run(4, one_by_one, codec, Complete(), 60)
+    check(found, least=1 / 3)
+    assert max(found[0].expected) == pytest.approx(1 / 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", [Identity(), Lattice(8)], ids=["32 bits", "8 bits"])
 def test_the_mean_is_kept_and_the_spread_falls_by_one_seventh(pool: Pool, codec: Lattice | Identity) -> None:
-    check(pool.run(8, one_by_one, codec, Complete(), 240), predicted=1 / 7)
+    found = pool.run(8, one_by_one, codec, Complete(), 240)
+    check(found, least=1 / 7)
+    assert max(found[0].expected) == pytest.approx(1 / 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", [Ring(), Torus(), Exponential(), RandomRegular(3)], ids=repr)
+def test_the_spread_falls_by_the_spectral_gap_at_least(pool: Pool, graph: Graph) -> None:
+    check(pool.run(8, one_by_one, Lattice(8), graph, 240), least=contraction(graph.neighbours(range(8))))
 
 
 def all_at_once(codec: Lattice | Identity, graph: Graph, offers: int) -> tuple[float, float, int]:
