@@ -86,7 +86,15 @@ class Group(ABC):
 
     def swap(self, sent: Tensor, received: Tensor, what: str) -> None:
         """Two workers give each other a flat tensor; both add the same two numbers then, and get the same bits."""
-        parts = [0, len(sent)] if self.rank == 0 else [len(sent), 0]
+        self.pair_up(1 - self.rank, sent, received, what)
+
+    def pair_up(self, other: int, sent: Tensor, received: Tensor, what: str) -> None:
+        """Every worker gives a flat tensor to one other, which gives one of the same length back.
+
+        Or gives it to itself, where the number of workers is odd. All workers call it together.
+        """
+        parts = [0] * self.size
+        parts[other] = len(sent)
         self.wait(lambda: self._torch_group.alltoall_base(received, sent, parts, parts, dist.AllToAllOptions()), what)
 
     @property

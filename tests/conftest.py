@@ -14,6 +14,7 @@ ONE_LAB = (
     "tests/lab/",
     "tests/cli/test_lab.py",
     "tests/cli/test_doctor.py",
+    "tests/survey/test_lab.py",
     "tests/testing/test_lab.py",
     "tests/test_neighbour.py",
 )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from torch import Tensor
 
 from paceline.codec import Identity, Lattice
+from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.gossip.board import Board
 from paceline.gossip.clerk import Clerk
@@ -63,8 +66,11 @@ def start(
     sockets, points = _listen(bind, secret, shape)
     try:
         own = News(fleet.rank, sockets.address, 0, State.HERE, 0)
-        told = fleet.gather(msgspec.json.encode(own), "the addresses at which the others listen")
-        news = [msgspec.json.decode(each, type=News) for each in told]
+        place = loopback_of(Path("/proc"))
+        told = fleet.gather(msgspec.json.encode((own, place)), "the addresses at which the others listen")
+        found = [msgspec.json.decode(each, type=tuple[News, str]) for each in told]
+        _check_reach(own.number, place, found)
+        news = [each for each, _ in found]
         members = Members(own, graph)
         members.hear(news)
         invitation = Invitation(secret, fleet.size, [each.address for each in news])
@@ -72,6 +78,26 @@ def start(
     except BaseException:
         sockets.close()
         raise
+
+
+def loopback_of(processes: Path) -> str:
+    """A name for the machine, or the network namespace on it, in which a loopback address is the same."""
+    try:
+        booted = (processes / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{booted}/{(processes / 'self/ns/net').stat().st_ino}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def _check_reach(own: int, place: str, found: Sequence[tuple[News, str]]) -> None:
+    """Refuse others on other machines that listen where only themselves can reach them."""
+    for news, where in found:
+        host = news.address.removeprefix("tcp://").rpartition(":")[0]
+        if where != place and host.startswith(("127.", "localhost")):
+            raise SettingError(
+                f"member {news.number} listens at {news.address}, which member {own} on another machine cannot reach; "
+                "give Gossip(bind=…) an address of each machine that the others can reach"
+            )
 
 
 def open_node(

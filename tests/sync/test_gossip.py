@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 import paceline as pl
 from paceline import gossip, sync
 from paceline.events import Ended, Event, Gossiped, Remark, StepDone
+from paceline.gossip import start
 from paceline.gossip.counts import Counts
 from paceline.gossip.sockets import Sockets
 from paceline.records import Progress
@@ -492,3 +494,22 @@ def test_who_cannot_be_reached_is_an_error_before_the_training(pool: Pool) -> No
     for outcome in pool.outcomes(2, cannot_be_reached):
         assert isinstance(outcome, RemoteError)
         assert re.search(says, outcome.text), outcome.text
+
+
+def elsewhere() -> None:
+    """Every rank is on a machine of its own, and listens to itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "loopback_of", lambda processes: f"machine {os.environ['RANK']}")
+        make(sync.Gossip(2), deadline=30.0).close()
+
+
+def test_a_loopback_address_of_another_machine_is_refused_at_once(pool: Pool) -> None:
+    says = r"member 1 listens at tcp://127\.0\.0\.1:\d+, which member 0 on another machine cannot reach; give Gossip\("
+    first, _ = pool.outcomes(2, elsewhere)
+    assert isinstance(first, RemoteError)
+    assert re.search(says, first.text), first.text
+
+
+def test_a_loopback_address_has_a_machine(tmp_path: Path) -> None:
+    assert start.loopback_of(tmp_path) == socket.gethostname()
+    assert start.loopback_of(Path("/proc")) == start.loopback_of(Path("/proc"))
