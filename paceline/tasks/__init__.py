@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.tasks import cifar10, digits, fashion_mnist, tinyshakespeare
+from paceline.tasks import cifar10, digits, fashion_mnist, sst2, tinyshakespeare
 from paceline.tasks.images import Images
-from paceline.tasks.models import MLP, CharTransformer, LeNet, ResNet
+from paceline.tasks.models import MLP, CharTransformer, LeNet, ResNet, Words
 from paceline.tasks.task import Task, choose
 
-__all__ = ["MLP", "CharTransformer", "Images", "LeNet", "ResNet", "Task", "load", "names"]
+__all__ = ["MLP", "CharTransformer", "Images", "LeNet", "ResNet", "Task", "Words", "load", "names"]
 
 _LOADERS: dict[str, Callable[[], Task]] = {
     "digits": digits.load,
     "fashion-mnist": fashion_mnist.load,
     "cifar10": cifar10.load,
+    "sst2": sst2.load,
     "tinyshakespeare": tinyshakespeare.load,
 }
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["MLP", "CharTransformer", "LeNet", "ResNet"]
+__all__ = ["MLP", "CharTransformer", "LeNet", "ResNet", "Words"]
 
 
 class MLP(nn.Module):
@@ -110,6 +110,31 @@ def _conv3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 def _norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(8, channels)
+
+
+class Words(nn.Module):
+    """Classifies a text by its words, in whatever order; number 0 is none.
+
+    Without a ``width``, logistic regression on how often each word is there. With one, a linear layer on the mean of
+    vectors of so many numbers, one for each word.
+    """
+
+    def __init__(self, vocabulary: int, classes: int, *, width: int | None = None) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, classes if width is None else width)
+        if width is None:
+            nn.init.zeros_(self.words.weight)
+        self.head = None if width is None else nn.Linear(width, classes)
+        self.bias = nn.Parameter(torch.zeros(classes)) if width is None else None
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """(B, length) to logits (B, classes)."""
+        there = (numbers > 0).unsqueeze(-1)
+        total: Tensor = (self.words(numbers) * there).sum(1)
+        if self.head is None:
+            return total + self.bias
+        logits: Tensor = self.head((total / there.sum(1).clamp(min=1)).relu())
+        return logits
 
 
 class CharTransformer(nn.Module):

@@ -39,7 +39,7 @@ def whole(data: object) -> tuple[Tensor, Tensor]:
 
 
 def test_names_begin_with_the_one_that_needs_no_file() -> None:
-    assert tasks.names() == ["digits", "fashion-mnist", "cifar10", "tinyshakespeare"]
+    assert tasks.names() == ["digits", "fashion-mnist", "cifar10", "sst2", "tinyshakespeare"]
 
 
 def test_everything_public_is_listed_and_documented() -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from paceline import tasks
 from paceline.errors import DataMissing
-from paceline.tasks import Images, cifar10, fashion_mnist, tinyshakespeare
+from paceline.tasks import Images, cifar10, fashion_mnist, sst2, tinyshakespeare
 from paceline.tasks.files import data_folders, find
 
 
@@ -42,6 +42,16 @@ def test_tinyshakespeare() -> None:
     task = tasks.load("tinyshakespeare")
     assert (len(task.train), len(task.test)) == (15_685, 1_742)
     assert task.model()(torch.zeros(1, 1, dtype=torch.long)).shape == (1, 1, 65)
+
+
+@needs(sst2.FILES, data_folders("sst2"))
+def test_sst2() -> None:
+    task = tasks.load("sst2")
+    assert isinstance(task.train, TensorDataset)
+    assert isinstance(task.test, TensorDataset)
+    assert (len(task.train), len(task.test)) == (60_614, 872)
+    assert task.test.tensors[1].sum() == 444
+    assert (task.train.tensors[0][:, -1] == 0).float().mean() > 0.99  # few lose their end
 
 
 @pytest.mark.slow
