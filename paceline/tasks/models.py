@@ -124,17 +124,16 @@ class Words(nn.Module):
         self.words = nn.Embedding(vocabulary, classes if width is None else width)
         if width is None:
             nn.init.zeros_(self.words.weight)
-        self.head = None if width is None else nn.Linear(width, classes)
-        self.bias = nn.Parameter(torch.zeros(classes)) if width is None else None
+        self.head = None if width is None else nn.Linear(width, classes, bias=False)
+        self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, numbers: Tensor) -> Tensor:
         """(B, length) to logits (B, classes)."""
         there = (numbers > 0).unsqueeze(-1)
         total: Tensor = (self.words(numbers) * there).sum(1)
-        if self.head is None:
-            return total + self.bias
-        logits: Tensor = self.head((total / there.sum(1).clamp(min=1)).relu())
-        return logits
+        if self.head is not None:
+            total = self.head((total / there.sum(1).clamp(min=1)).relu())
+        return total + self.bias
 
 
 class CharTransformer(nn.Module):
