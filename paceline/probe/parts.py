@@ -173,30 +173,20 @@ def of_convolution(how: Geometry, inputs: Tensor, deltas: Tensor) -> Part:
         each = of_images(how, images[which].flatten(0, 1), gradients[which].flatten(0, 1))
         return each.view(-1, images.shape[1], numbers).sum(1)
 
-    seen = images[0].numel() * math.prod(how.kernel[1:])
-    return Several(len(images), max(numbers, seen), form)
+    return Several(len(images), max(numbers, images[0].numel() * math.prod(how.kernel)), form)
 
 
 def of_images(how: Geometry, images: Tensor, deltas: Tensor) -> Tensor:
-    """The flat gradient of a convolution's weight for each image (N, channels, *sides).
-
-    What the kernel sees is laid out along all sides but the first, along which it is a view for each row of the kernel:
-    a fraction of what would be copied otherwise.
-    """
+    """The flat gradient of a convolution's weight for each image (N, channels, *sides), by one product."""
     seen = F.pad(images, how.margins, how.mode)
-    (rows, step, apart), *others = zip(how.kernel, how.stride, how.dilation, strict=True)
-    for side, (kernel, stride, dilation) in enumerate(others, 3):
+    for side, (kernel, stride, dilation) in enumerate(zip(how.kernel, how.stride, how.dilation, strict=True), 2):
         seen = seen.unfold(side, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
-    end = 3 + len(others)
-    seen = seen.permute(0, 1, *range(end, seen.dim()), *range(2, end))  # (N, channels, *kernel, side, *positions)
-    groups, kernel, side = how.groups, math.prod(how.kernel[1:]), seen.shape[-1 - len(others)]
-    channels, last = images.shape[1] // groups, step * (deltas.shape[2] - 1) + 1
-    # Laid out here, once: the products would do it for every row of the kernel.
-    seen = seen.reshape(len(images) * groups, channels * kernel, side, -1).contiguous()
-    delta = deltas.reshape(len(images) * groups, deltas.shape[1] // groups, -1).mT
-    found = [seen[:, :, at * apart : at * apart + last : step].flatten(2) @ delta for at in range(rows)]
-    every = torch.stack(found, 1).view(len(seen), rows, channels, kernel, -1)
-    return every.permute(0, 4, 2, 1, 3).reshape(len(images), -1)
+    end = 2 + len(how.kernel)
+    seen = seen.permute(0, 1, *range(end, seen.dim()), *range(2, end))  # (N, channels, *kernel, *positions)
+    count = len(images) * how.groups
+    seen = seen.reshape(count, images.shape[1] // how.groups * math.prod(how.kernel), -1)
+    delta = deltas.reshape(count, deltas.shape[1] // how.groups, -1)
+    return torch.bmm(delta, seen.mT).view(len(images), -1)
 
 
 def _wide(tensor: Tensor) -> Tensor:
