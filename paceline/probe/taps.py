@@ -81,12 +81,7 @@ class Taps:
             yield
         finally:
             self._open = False
-            used = {call.name for call in self._calls}
-            # Either would change the derivative, or is an error of the model that torch has to tell.
-            self.refused |= any(
-                values[name]._version != versions[name] or values[name]._backward_hooks for name in used
-            )
-            self.refused |= any(call.inputs._version != call.version for call in self._calls)
+            self.refused |= any(self._spoiled(call, values[call.name], versions[call.name]) for call in self._calls)
 
     def inputs(self) -> list[Tensor]:
         """What went into the layers, call by call."""

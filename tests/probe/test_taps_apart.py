@@ -141,6 +141,12 @@ def own_function(model: Any, x: Tensor) -> Any:
     return straight(model, x) + model.second(Twofold.apply(model.first(x)))  # type: ignore[no-untyped-call]
 
 
+def layer_in_hook(model: Any, x: Tensor) -> Any:
+    hidden, values = model.first(x), {"weight": model.first.weight, "bias": model.first.bias}
+    hidden.register_hook(lambda gradient: gradient * torch.func.functional_call(model.first, values, (x,)).detach())
+    return model.second(hidden.tanh())
+
+
 ELSEWHERE = {
     "gradient": inner_gradient,
     "gradient by a weight": inner_gradient_by_weight,
@@ -148,6 +154,7 @@ ELSEWHERE = {
     "dual numbers": dual_numbers,
     "map": inner_map,
     "backward pass": own_function,
+    "hook": layer_in_hook,
 }
 
 
@@ -272,10 +279,31 @@ def test_lower_precision_with_changes_in_place(shape: tuple[int, ...], ear: Ear)
     assert ear.heard == {"0.weight", "2.weight"}
 
 
+def test_inputs_are_rounded_as_the_layer_does_it() -> None:
+    model = nn.Linear(64, 3)
+
+    def loss(model: Callable[..., Any], batch: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out: Tensor = model(batch[0])
+        return out.float().square().sum()
+
+    batch = (torch.full((4, 64), 1.0038),)  # 1 in half of the bits
+    expected = by_torch_func(model, loss, batch).double().square().sum(1)
+    torch.testing.assert_close(measure(model, batch, loss).sqnorms(), expected, rtol=1e-6, atol=0)
+
+
 def test_compiled_models_are_left_alone(ear: Ear) -> None:
-    model = MLP([5, 4, 3]).double()
-    compiled: Any = torch.compile(model, backend="eager")
+    compilations = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compilations.append(graph)
+        return graph.forward
+
+    compiled: Any = torch.compile(MLP([5, 4, 3]).double(), backend=backend)
     expect_equal(compiled, batch_of(5))
+    count = len(compilations)
+    measure(compiled, batch_of(5))
+    assert len(compilations) == count
     assert not ear.heard
 
 
