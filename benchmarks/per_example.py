@@ -1,11 +1,11 @@
-"""What do the gradients of single examples cost, straight from the layers, over those by ``torch.func``?
+"""What do units of single examples cost with taps on the layers, over gradients by plain ``torch.func``?
 
     python benchmarks/per_example.py
 
 An MLP and a LeNet, batches of 64 random images, one thread. What an order needs of them (sketches) and what a norm test
 needs (norms), as the probe takes it, and a user's own forward and backward pass: over the gradients by ``torch.func``
 alone, and over these with their sketches, of the whole batch or of 16 examples at a time. All are interleaved in one
-process.
+process. The probe has its default ``chunk_size`` of 16, with which it does the whole batch at once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ CHUNK = 16
 ROUNDS = 100
 STEPS = 3
 MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": lambda: MLP([784, 128, 10]), "lenet": lambda: LeNet(1, 28, 10)}
-BASES = ("torch.func", "torch.func and sketches", "torch.func and sketches, 16 at a time")
-"""What the probe is compared with: gradients alone; the same result; the same result in the memory that it takes."""
+BASES = (
+    "torch.func",
+    "torch.func and sketches",
+    "torch.func, 16 at a time",
+    "torch.func and sketches, 16 at a time",
+)
+"""What the probe is compared with: gradients alone, the same result, and both with a quarter of the memory."""
 
 
 def loss_of(model: Callable[..., Any], batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -66,6 +71,16 @@ def by_torch_func(model: nn.Module, batch: tuple[Tensor, Tensor], chunk: int) ->
     return measure
 
 
+def alone(every: Callable[[], Iterator[list[Tensor]]]) -> Callable[[], object]:
+    """Form them, and forget them."""
+
+    def measure() -> None:
+        for _ in every():
+            pass
+
+    return measure
+
+
 def with_sketches(model: nn.Module, every: Callable[[], Iterator[list[Tensor]]]) -> Callable[[], object]:
     """The same, and their sketches as the probe makes them of gradients that are there."""
     parameters = list(model.parameters())
@@ -91,7 +106,7 @@ def measure(name: str, rounds: int) -> dict[str, dict[str, Any]]:
     model = MODELS[name]()
     batch = torch.randn(EXAMPLES, 1, 28, 28), torch.randint(10, (EXAMPLES,))
     whole, pieces = (by_torch_func(model, batch, chunk) for chunk in (EXAMPLES, CHUNK))
-    acts = [lambda: list(whole()), with_sketches(model, whole), with_sketches(model, pieces)]
+    acts = [act for every in (whole, pieces) for act in (alone(every), with_sketches(model, every))]
     once: dict[str, Callable[[], object]] = {
         "sketches": by_probe(model, batch, Need.UNITS),
         "norms": by_probe(model, batch, Need.VARIANCE),
