@@ -131,7 +131,7 @@ def of_linear(inputs: Tensor, deltas: Tensor) -> Part:
 
     ``inputs`` a are (B, ..., m), ``deltas``, the gradients of the outputs, (B, ..., n).
     """
-    a, delta = (_wide(each).reshape(len(each), -1, each.shape[-1]) for each in (inputs.to(deltas.dtype), deltas))
+    a, delta = (_wide(each).unsqueeze(1).flatten(1, -2) for each in (inputs.to(deltas.dtype), deltas))
     if a.shape[1] == 1:
         return Outer(delta[:, 0], a[:, 0])
     return Several(len(a), a.shape[2] * delta.shape[2], lambda which: torch.bmm(delta[which].mT, a[which]).flatten(1))

@@ -129,9 +129,9 @@ class Taps:
         # What is given to the model may be a view of what is listened to, not the reverse: operations in place on
         # a view leave its own node out of the graph.
         if isinstance(layer, nn.Linear):
-            rows = inputs if inputs.dim() == 2 else inputs.reshape(-1, inputs.shape[-1])
+            rows = inputs if inputs.dim() == 2 else inputs.unsqueeze(0).flatten(0, -2)
             whole = F.linear(rows, constant, bias)
-            outputs = whole if inputs.dim() == 2 else whole.view(*inputs.shape[:-1], -1)
+            outputs = whole if inputs.dim() == 2 else whole.view(*inputs.shape[:-1], len(constant))
             call = Call(name, None, inputs, inputs._version)
         else:
             single = inputs.dim() < constant.dim()

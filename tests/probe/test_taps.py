@@ -17,8 +17,8 @@ from paceline.probe import Example, Probe, sketch
 from paceline.roles import Need
 from paceline.tasks.models import MLP, CharTransformer, LeNet, ResNet
 
-from .models import Allocations, loss_of, trainable
-from .taps import Ear, Ways, batch_of, by_torch_func, expect_equal, measure
+from .models import loss_of, trainable
+from .taps import Ear, Ways, batch_of, by_torch_func, expect_equal
 
 
 @pytest.fixture(autouse=True)
@@ -47,45 +47,6 @@ def test_weights_of_linear_and_convolution_layers_are_heard_of(
         expect_equal(model, batch_of(*shape), chunk_size=chunk_size)
         assert ear.heard == weights_of(model)
     assert not ear.refused
-
-
-CONVOLUTIONS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "1d": (nn.Conv1d(4, 6, 3), (4, 9)),
-    "1d, all": (nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2), (4, 9)),
-    "2d, stride": (nn.Conv2d(4, 6, (3, 2), stride=(2, 3), bias=False), (4, 9, 8)),
-    "2d, dilation": (nn.Conv2d(4, 6, (2, 3), dilation=(3, 2), padding=(1, 2)), (4, 9, 8)),
-    "2d, groups": (nn.Conv2d(4, 8, 3, groups=4, padding=1, stride=2), (4, 9, 8)),
-    "2d, same": (nn.Conv2d(4, 6, (3, 4), padding="same", dilation=2), (4, 9, 8)),
-    "2d, valid": (nn.Conv2d(4, 6, (3, 4), padding="valid"), (4, 9, 8)),
-    "2d, circular": (nn.Conv2d(4, 6, 3, padding=(1, 2), padding_mode="circular"), (4, 9, 8)),
-    "2d, rows left over": (nn.Conv2d(4, 6, 2, stride=3), (4, 9, 9)),
-    "3d": (nn.Conv3d(2, 4, (2, 3, 2), stride=(1, 2, 1), padding=(1, 0, 1), dilation=(2, 1, 1), groups=2), (2, 5, 6, 4)),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("name", list(CONVOLUTIONS))
-def test_convolutions_of_every_kind(name: str, single: bool, ear: Ear) -> None:
-    layer, shape = CONVOLUTIONS[name]
-    model = nn.Sequential(layer, nn.ReLU(inplace=True), nn.Flatten(), nn.LazyLinear(3)).double()
-    batch = batch_of(*shape)
-    model(batch[0])
-
-    if single:  # an image alone, without a dimension for several
-        model = nn.Sequential(layer, nn.ReLU(inplace=True)).double()
-        expect_equal(nn.Sequential(model, nn.Flatten(0), nn.Unflatten(0, (1, -1))), batch, of_no_batch_of(3))
-    else:
-        expect_equal(model, batch)
-    assert not ear.refused
-    assert len(ear.heard) == (1 if single else 2)
-
-
-def of_no_batch_of(classes: int) -> Callable[[Callable[..., Any], Any], Tensor]:
-    def loss(model: Callable[..., Any], batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0].squeeze(0))[:, :classes], batch[1])
-
-    return loss
 
 
 def rows_laid_together(model: Any, x: Tensor) -> Any:
@@ -131,6 +92,7 @@ WAYS: dict[str, tuple[Callable[[Any, Tensor], Any], tuple[int, ...], set[str]]] 
     "rows without a batch": (lambda model, x: model.second(model.first(x[0]).tanh()).unsqueeze(0), (5,), BOTH),
     "sequences": (lambda model, x: model.second(model.first(x).tanh()).mean(1), (4, 5), BOTH),
     "grids": (lambda model, x: model.second(model.first(x).tanh()).mean((1, 2)), (2, 3, 5), BOTH),
+    "no rows": (lambda model, x: model.second(x) + model.first(x.unsqueeze(1)[:, :0]).sum(1).sum(1), (5,), BOTH),
     "rows laid together": (rows_laid_together, (4, 5), BOTH),
     "sequence first": (lambda model, x: model.second(model.first(x.transpose(0, 1)).tanh())[-1], (4, 5), BOTH),
     "one is not used": (lambda model, x: model.second(x), (5,), SECOND),
@@ -332,24 +294,3 @@ def test_models_may_give_and_take_anything(ear: Ear) -> None:
 
     expect_equal(Several().double(), batch_of(5), loss)
     assert ear.heard == {"layer.weight"}
-
-
-def test_norms_alone_form_no_gradient_of_a_linear_layer() -> None:
-    model = MLP([50, 60, 3]).double()
-    probe = Probe(unit=Example(loss_of))
-    probe.attach(model, trainable(model), frozenset({Need.VARIANCE}))
-    probe.begin(1)
-    with Allocations() as seen:
-        probe.before(batch_of(50))
-    assert seen.largest == 8 * 50 * 60  # zeros: what else the loss has by the weight, for all examples
-
-
-def test_single_precision_to_rounding() -> None:
-    model = LeNet(1, 12, 3)
-    inputs, labels = batch_of(1, 12, 12)
-    batch = inputs.float(), labels
-    expected = by_torch_func(model, loss_of, batch)
-    probe = measure(model, batch, exact=True)
-    # Sums of 144 products in single precision, in another order.
-    torch.testing.assert_close(torch.stack(list(probe.images())), expected, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(probe.sqnorms(), expected.double().square().sum(1), rtol=1e-5, atol=0)
