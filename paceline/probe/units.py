@@ -26,7 +26,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Example:
-    """Each example is a unit: exact per-example gradients, for the price of a second forward and backward pass or two.
+    """Each example is a unit: exact per-example gradients, for the price of more forward and backward passes.
 
     ``loss(model, batch)`` gives the scalar loss of a collated batch; it is called with batches of one example
     (leading dimension 1) and a stand-in for the model, under ``torch.func.vmap``. What is formed of gradients takes
