@@ -5,7 +5,8 @@
 Two workers train a convolutional network on random images, each with one and with four micro-batches in a step: runs
 with ``PairBalance`` and ``GraB`` over the same run with ``Shuffle``. Beside them what the published code does: every
 worker gets every other worker's whole gradient in every step, and replays the signs on it. Blocks of steps are
-interleaved in the same processes. The bytes are those that a worker has sent, as the record tells them.
+interleaved in the same processes. The bytes are those that a worker has sent, as the record tells them. At last, with
+``--examples``, what single examples cost as units (per_example.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import paceline as pl
-from benchmarks import bench
+from benchmarks import bench, per_example
 from paceline.events import Event, StepDone
 from paceline.order import PairBalancer
 from paceline.tasks.models import LeNet
@@ -152,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=float, default=1.0, help="multiple of the usual number of rounds")
     parser.add_argument("--model", choices=list(MODELS), action="append", help="default: both")
+    parser.add_argument("--examples", action="store_true", help="single examples as units, too")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for name in options.model or MODELS:
@@ -160,6 +162,8 @@ def main() -> None:
         for key, row in rows.items():
             print(f"  {key:34s} {row['bytes of a step']:9d} bytes, {100 * row['more bytes']:.2f} % more")
         results[name] = rows
+    if options.examples:
+        results["examples"] = per_example.compare(options.rounds)
     bench.report("order-overhead", results)
 
 

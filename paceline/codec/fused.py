@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceline.codec.packing import GROUP
 from paceline.codec.rounding import FINEST, MAGIC, SLACK, SMALLEST
 
-__all__ = ["Kernels", "kernels"]
+__all__ = ["Kernels", "compiled", "kernels"]
 
 Array = NDArray[Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +35,6 @@ class Squares:
             last = self._last.get(parameter)
             self._add(parameter, gradient if last is None else gradient - last, weight, factor)
         self._last = {each: gradient.detach().clone() for each, gradient in gradients.items()} if more else {}
-
-    @torch.no_grad()
-    def add_unit(self, gradients: Sequence[Tensor]) -> None:
-        """Take the gradient of one example."""
-        for parameter, gradient in zip(self._layout.parameters, gradients, strict=True):
-            self._add(parameter, gradient, 1.0, 1.0)
 
     def _add(self, parameter: nn.Parameter, change: Tensor, weight: float, factor: float) -> None:
         if weight:

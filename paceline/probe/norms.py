@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["inner_products", "joined", "norm", "portions", "sqnorm"]
+__all__ = ["inner_products", "joined", "norm", "portions", "row_sqnorms", "sqnorm"]
 
 # A single-precision sum over 10^7 numbers on the CPU is off by up to 3e-3, which matters where
 # sum n_i ||g_i||^2 - N ||gbar||^2 nearly cancels. So only the numbers of a row are summed in single precision.
@@ -67,6 +67,13 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
         return torch.zeros(())
     total: Tensor = torch.linalg.vector_norm(torch.cat(rows), dtype=torch.float64)
     return total
+
+
+def row_sqnorms(rows: Tensor) -> Tensor:
+    """The squared norm of each row, in double precision."""
+    even = rows.shape[1] // ROW * ROW
+    pieces = torch.linalg.vector_norm(rows[:, :even].view(len(rows), even // ROW, ROW), dim=2)
+    return torch.cat([pieces, rows[:, even:]], 1).double().square().sum(1)
 
 
 def sqnorm(tensors: Iterable[Tensor], double: bool = False) -> float:

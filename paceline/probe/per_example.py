@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.utils import _pytree as pytree
 
 from paceline.errors import LoopError, SettingError
+from paceline.probe.collated import Batch
 from paceline.probe.coordinates import Squares
-from paceline.probe.norms import norm, sqnorm
+from paceline.probe.norms import sqnorm
+from paceline.probe.one_by_one import OneByOne
+from paceline.probe.parts import Part, Sums
 from paceline.probe.sketch import LinearMap
 from paceline.probe.tally import Layout, Tally
-from paceline.probe.units import Example, Loss
+from paceline.probe.units import Example
 
-__all__ = ["ExampleMeter", "check_layers", "per_example_gradients"]
+__all__ = ["ExampleMeter", "check_layers"]
 
 
 def check_layers(module: nn.Module) -> None:
@@ -40,48 +41,6 @@ def check_layers(module: nn.Module) -> None:
                 f"layer {name!r} ({kind}) updates running statistics, which cannot be done for single examples; "
                 "write track_running_stats=False, or measure micro-batches: Probe(unit=MicroBatch())"
             )
-
-
-def per_example_gradients(
-    module: nn.Module, parameters: dict[str, Tensor], loss: Loss, batch: Any, chunk_size: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """Give each example's gradients of the named parameters, one after the other.
-
-    ``loss`` sees batches of one example. ``chunk_size`` examples are computed at a time.
-    """
-    leaves, structure = pytree.tree_flatten(batch)
-    places = [place for place, leaf in enumerate(leaves) if _has_examples(leaf)]
-
-    def loss_of_one(values: dict[str, Tensor], example: list[Tensor]) -> Tensor:
-        whole = list(leaves)
-        for place, tensor in zip(places, example, strict=True):
-            whole[place] = tensor.unsqueeze(0)
-
-        def model(*args: Any, **kwargs: Any) -> Any:
-            return functional_call(module, values, args, kwargs)
-
-        return loss(model, pytree.tree_unflatten(whole, structure))
-
-    values = {name: parameter.detach() for name, parameter in parameters.items()}
-    gradients_of = vmap(grad(loss_of_one), in_dims=(None, 0), randomness="different")
-    for chunk in zip(*(leaves[place].split(chunk_size) for place in places), strict=True):
-        gradients = gradients_of(values, list(chunk))
-        yield from zip(*(gradients[name] for name in parameters), strict=True)
-
-
-def batch_length(batch: Any) -> int:
-    """The number of examples in a collated batch: the leading dimension of its tensors."""
-    lengths = {len(leaf) for leaf in pytree.tree_leaves(batch) if _has_examples(leaf)}
-    if len(lengths) != 1:
-        raise SettingError(
-            f"the tensors of a batch have leading dimensions {sorted(lengths)}, so its examples cannot be told "
-            "apart; collate them along dimension 0, or measure micro-batches: Probe(unit=MicroBatch())"
-        )
-    return lengths.pop()
-
-
-def _has_examples(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0
 
 
 class ExampleMeter:
@@ -109,12 +68,13 @@ class ExampleMeter:
         self.whole = (0.0, 1.0)
         """The weight of this worker's gradient, and what the mean over it was multiplied by in ``.grad``."""
         self._module = module
-        self._parameters: dict[str, Tensor] = {names[each]: each for each in layout.parameters}
+        self._parameters = {names[each]: each for each in layout.parameters}
+        self._gradients = OneByOne(module, self._parameters, unit.loss, unit.chunk_size)
         device = layout.parameters[0].device if layout.parameters else torch.device("cpu")
-        self._accelerators = [] if device.type == "cpu" else [device]
-        self._offsets = list(layout.offsets.values())
+        self._device, self._accelerators = device, [] if device.type == "cpu" else [device]
+        self._layout = layout
         self._mapping = mapping
-        self._unit = unit
+        self._limit = unit.chunk_size * layout.length
         self._length = 0
         self._norms = self._adds_up = True
 
@@ -131,29 +91,40 @@ class ExampleMeter:
     def before(self, batch: Any) -> None:
         """Measure the gradient of each example of the micro-batch that comes next."""
         check_layers(self._module)  # train() or eval() may have been called since attach
-        self._length = batch_length(batch)
+        whole = Batch.of(batch)
+        self._length = whole.length
         # Dropout must draw the same numbers in the user's forward pass as if nothing were measured.
         kind = self._accelerators[0].type if self._accelerators else "cuda"
         with torch.random.fork_rng(self._accelerators, device_type=kind):
             try:
-                self._measure(batch)
+                for examples, parts in self._gradients.of(whole):
+                    self._take(parts, examples)
             except RuntimeError as error:
                 error.add_note("(in per-example gradients; a model that cannot have them needs unit=MicroBatch())")
                 raise
 
-    def _measure(self, batch: Any) -> None:
-        unit = self._unit
-        every = per_example_gradients(self._module, self._parameters, unit.loss, batch, unit.chunk_size)
-        for gradients in every:
-            image = self._mapping.of(gradients, self._offsets) if self.tally.keep else None
-            self.tally.add(1.0, norm(gradients) if self._norms else 0.0, image=image)
-            if self._squaring is not None:
-                self._squaring.add_unit(gradients)
+    @torch.no_grad()
+    def _take(self, parts: Mapping[str, Part], examples: int) -> None:
+        """Count the examples of a chunk as units."""
+        mapping = self._mapping
+        images = sqnorms = None
+        if self.tally.keep:
+            images = torch.zeros(examples, mapping.size, dtype=mapping.dtype, device=self._device)
+        if self._norms:
+            sqnorms = torch.zeros(examples, dtype=torch.float64, device=self._device)
+        for name, part in parts.items():
+            parameter = self._parameters[name]
+            squares = None if self._squaring is None else self._squaring.sums[parameter]
+            part.add_to(Sums(images, sqnorms, squares, mapping, self._layout.offsets[parameter], self._limit))
+        norms = None if sqnorms is None else sqnorms.sqrt()
+        for number in range(examples):
+            image = None if images is None else images[number]
+            self.tally.add(1.0, 0.0 if norms is None else norms[number], image=image)
 
     def before_backward(self) -> None:
         """See whether ``.grad`` will be of this step's examples alone."""
         if not self.whole[0]:
-            self._adds_up = sqnorm(self._gradients()) == 0
+            self._adds_up = sqnorm(self._layout.gradients().values()) == 0
 
     def see_bucket(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Nothing: the buckets are not needed."""
@@ -169,10 +140,7 @@ class ExampleMeter:
 
     def own_sqnorm(self) -> float:
         """Of the mean of all examples, which the user's passes have left in ``.grad``; NaN if there was more in it."""
-        return sqnorm(self._gradients()) / self.whole[1] ** 2 if self._adds_up else math.nan
-
-    def _gradients(self) -> list[Tensor]:
-        return [each.grad for each in self._parameters.values() if each.grad is not None]
+        return sqnorm(self._layout.gradients().values()) / self.whole[1] ** 2 if self._adds_up else math.nan
 
     def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
         """The number of units, and the sum over them of weight times squared gradient norm."""

@@ -15,7 +15,7 @@ from paceline.probe.coordinates import Squares
 from paceline.probe.micro_batch import MicroBatchMeter
 from paceline.probe.norms import sqnorm
 from paceline.probe.per_example import ExampleMeter
-from paceline.probe.sketch import SIZE, LinearMap, SignSketch, Whole, check_size
+from paceline.probe.sketch import SIZE, check_size, map_of
 from paceline.probe.tally import Layout
 from paceline.probe.units import Example, MicroBatch, Unit
 from paceline.roles import Need
@@ -143,7 +143,7 @@ class Probe:
         self.looking = self._measuring = True
         self.now = self.needs
         squares = Squares(self._layout) if Need.COORDINATES in self.needs else None
-        self._map = self._mapping()
+        self._map = map_of(parameters, None if self.exact else self.size, self.seed)
         if isinstance(self.unit, Example):
             module = self._model.module if isinstance(self._model, DistributedDataParallel) else self._model
             self._meter = ExampleMeter(module, self._layout, self._map, self._keeps, self.unit, squares)
@@ -290,15 +290,6 @@ class Probe:
     def image_size(self) -> int:
         """How many numbers an image has."""
         return self._map.size
-
-    def _mapping(self) -> LinearMap:
-        parameters = self._layout.parameters
-        device = parameters[0].device if parameters else torch.device("cpu")
-        double = any(parameter.dtype == torch.float64 for parameter in parameters)
-        dtype = torch.float64 if double else torch.float32
-        if self.exact:
-            return Whole(self._layout.length, dtype=dtype, device=device)
-        return SignSketch(self._layout.length, self.size, self.seed, dtype=dtype, device=device)
 
     def _measuring_meter(self) -> MicroBatchMeter | ExampleMeter:
         if self._meter is None:

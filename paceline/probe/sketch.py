@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 from paceline.errors import SettingError
 from paceline.probe.norms import joined, portions
 
-__all__ = ["SIZE", "LinearMap", "SignSketch", "Whole", "check_size"]
+__all__ = ["SIZE", "LinearMap", "SignSketch", "Whole", "check_size", "map_of"]
 
 # A prime: widths of layers are powers of two, and with a power of two here the heavy columns of a weight
 # matrix would all fall into the same few buckets, which costs accuracy.
@@ -33,12 +35,20 @@ class LinearMap(Protocol):
 
     size: int
     """How many numbers an image has."""
+    dtype: torch.dtype
+    """Of an image."""
 
     def add(self, out: Tensor, tensor: Tensor, offset: int, scale: float = 1.0) -> None:
         """Add ``scale`` times the image of a tensor that sits at flat position ``offset``."""
 
     def of(self, tensors: Sequence[Tensor], offsets: Sequence[int]) -> Tensor:
         """The image of the flat vector made of these tensors, and zeros elsewhere."""
+
+    def add_rows(self, out: Tensor, rows: Tensor, offset: int) -> None:
+        """Add to each row of ``out`` the image of that of ``rows``, which sits at flat position ``offset``."""
+
+    def add_outer(self, out: Tensor, left: Tensor, right: Tensor, offset: int) -> None:
+        """The same for outer products of rows: left right^T, flat."""
 
 
 class SignSketch:
@@ -57,7 +67,8 @@ class SignSketch:
     which is about 2 ||g||^4 / size where the mass is spread evenly. (One sign for each column, reused by all
     rows, would not do: rows are then added up unchanged, and gradients are full of parallel rows.)
 
-    Memory: ``130 size + 2 length / size`` numbers, temporaries included. The image has ``dtype``; half-precision
+    Memory: ``130 size + 2 length / size`` numbers, temporaries included; for :meth:`add_rows` without numba the signs
+    of all numbers are multiplied out, and these are kept. The image has ``dtype``; half-precision
     gradients are converted on the way. The same seed gives the same map on every device.
     """
 
@@ -75,6 +86,7 @@ class SignSketch:
         check_size(size)
         self.length = length
         self.size = size
+        self.dtype = dtype
         rows = max(1, -(-length // size))
         generator = torch.Generator().manual_seed(seed)
 
@@ -96,6 +108,43 @@ class SignSketch:
         for run, start in _runs(tensors, offsets):
             self._add_run(out, run, start, 1.0)
         return out
+
+    @torch.no_grad()
+    def add_rows(self, out: Tensor, rows: Tensor, offset: int) -> None:
+        """Add to each row of ``out`` the image of that of ``rows``, which sits at flat position ``offset``."""
+        if out.is_cpu and has_numba():
+            self._add_fused(out, rows.new_ones(len(rows), 1), rows, offset)
+            return
+        signed = rows * self._signs[offset : offset + rows.shape[1]]
+        begin = offset % self.size
+        first = min(self.size - begin, signed.shape[1])
+        out[:, begin : begin + first] += signed[:, :first]
+        whole = (signed.shape[1] - first) // self.size
+        end = first + whole * self.size
+        out += signed[:, first:end].view(len(out), whole, self.size).sum(1)
+        rest = signed[:, end:]
+        out[:, : rest.shape[1]] += rest
+
+    @torch.no_grad()
+    def add_outer(self, out: Tensor, left: Tensor, right: Tensor, offset: int) -> None:
+        """The same for outer products of rows, left right^T, which are not formed where numba is installed."""
+        if out.is_cpu and has_numba():
+            self._add_fused(out, left, right, offset)
+            return
+        count = max(1, CHUNK_ROWS * self.size // (left.shape[1] * right.shape[1]))
+        for image, *sides in zip(*(torch.split(each, count) for each in (out, left, right)), strict=True):
+            self.add_rows(image, (sides[0].unsqueeze(2) * sides[1].unsqueeze(1)).flatten(1), offset)
+
+    def _add_fused(self, out: Tensor, left: Tensor, right: Tensor, offset: int) -> None:
+        from paceline.probe.fused import add_outer  # takes a second, and not everybody has numba
+
+        sides = [each.to(out.dtype).contiguous() for each in (left, right)]
+        add_outer(*(each.numpy() for each in (out, *sides, self.rows, self.columns)), offset)
+
+    @cached_property
+    def _signs(self) -> Tensor:
+        """The sign of every number."""
+        return (self.columns.unfold(0, self.size, 1) * self.rows.unsqueeze(1)).flatten()
 
     @torch.no_grad()
     def _add_run(self, out: Tensor, tensors: Iterable[Tensor], start: int, scale: float) -> None:
@@ -122,7 +171,7 @@ class Whole:
 
     def __init__(self, length: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         self.size = length
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
 
     @torch.no_grad()
@@ -130,12 +179,37 @@ class Whole:
         """Add to ``out`` ``scale`` times a tensor that sits at flat position ``offset``."""
         out[offset : offset + tensor.numel()].add_(tensor.reshape(-1), alpha=scale)
 
+    @torch.no_grad()
+    def add_rows(self, out: Tensor, rows: Tensor, offset: int) -> None:
+        """Add ``rows`` to those of ``out``, from flat position ``offset``."""
+        out[:, offset : offset + rows.shape[1]] += rows
+
+    def add_outer(self, out: Tensor, left: Tensor, right: Tensor, offset: int) -> None:
+        """The same for outer products of rows."""
+        self.add_rows(out, (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1), offset)
+
     def of(self, tensors: Sequence[Tensor], offsets: Sequence[int]) -> Tensor:
         """The flat vector made of these tensors, and zeros elsewhere."""
-        out = torch.zeros(self.size, dtype=self._dtype, device=self._device)
+        out = torch.zeros(self.size, dtype=self.dtype, device=self._device)
         for tensor, offset in zip(tensors, offsets, strict=True):
             self.add(out, tensor, offset)
         return out
+
+
+def map_of(parameters: Sequence[Tensor], size: int | None, seed: int) -> LinearMap:
+    """The map for gradients of these parameters: a sketch of so many numbers, or all numbers."""
+    device = parameters[0].device if parameters else torch.device("cpu")
+    dtype = torch.float64 if any(each.dtype == torch.float64 for each in parameters) else torch.float32
+    length = sum(each.numel() for each in parameters)
+    if size is None:
+        return Whole(length, dtype=dtype, device=device)
+    return SignSketch(length, size, seed, dtype=dtype, device=device)
+
+
+@cache
+def has_numba() -> bool:
+    """Whether images of many vectors can be computed in one pass."""
+    return find_spec("numba") is not None
 
 
 def _runs(tensors: Sequence[Tensor], offsets: Sequence[int]) -> list[tuple[list[Tensor], int]]:

@@ -60,7 +60,7 @@ class Tally:
         self._factors.append(factor)
         self._norms.append(scaled_norm)
         if self.keep and image is not None:
-            self._images.append(image / factor)
+            self._images.append(image if factor == 1 else image / factor)
 
     def weights(self) -> Tensor:
         """The weight of each unit."""

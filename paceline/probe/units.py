@@ -26,12 +26,13 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Example:
-    """Each example is a unit: exact per-example gradients, for about the price of a second backward pass.
+    """Each example is a unit: exact per-example gradients, for the price of more forward and backward passes.
 
     ``loss(model, batch)`` gives the scalar loss of a collated batch; it is called with batches of one example
-    (leading dimension 1) and a stand-in for the model, under ``torch.func.vmap``. ``chunk_size`` examples are
-    done at a time, which takes ``chunk_size`` times the memory of the gradient. Layers that mix the examples of
-    a batch, such as BatchNorm in training mode, have no per-example gradients.
+    (leading dimension 1) and a stand-in for the model, under ``torch.func.vmap``. What is formed of gradients takes
+    ``chunk_size`` times the memory of the gradient. Weights of plain linear and convolution layers are no part of
+    that, so that more than ``chunk_size`` examples may be done at a time. Layers that mix the examples of a batch,
+    such as BatchNorm in training mode, have no per-example gradients.
     """
 
     loss: Loss
