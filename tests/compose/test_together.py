@@ -13,7 +13,7 @@ from tests.compose.rules import Choice, broken, repeats
 from tests.pool import Pool
 
 PART = 25  # combinations for one call of the workers: a failure names its own, and ends the others of the part
-QUICK = 2  # parts that are not slow: every method, and most of the pairs
+QUICK = 3  # parts that are not slow: every method, and most of the pairs
 
 COVERING = covering()
 PAIRS = [each for each in pairs() if not broken(each)]
