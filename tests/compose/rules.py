@@ -86,8 +86,13 @@ def broken(chosen: Choice) -> list[tuple[tuple[Method, ...], tuple[Name, ...]]]:
         if rule.one in one.kinds and rule.other in other.kinds
     ]
     kinds = frozenset().union(*(each.kinds for each in present))
-    alone = [((each,), instead) for kind, any_of, instead in NEEDS for each in present if kind in each.kinds]
-    return [*pairs, *(each for each in alone if not kinds & COMPARING)]
+    alone = [
+        ((each,), instead)
+        for kind, any_of, instead in NEEDS
+        for each in present
+        if kind in each.kinds and not kinds & any_of
+    ]
+    return [*pairs, *alone]
 
 
 def repeats(chosen: Choice) -> bool:
