@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from paceline.errors import SettingError
-from paceline.probe import Example
+from paceline.probe import Example, Probe
 from paceline.probe.units import Unit
 from paceline.records import Plan
-from paceline.roles import Asker, Balance, Need, Unmet
+from paceline.roles import Asker, Balance, Need, Observer
 
-__all__ = ["check_limit", "check_object", "check_roles", "compares_within", "mind_local_noise", "needs_of"]
+__all__ = [
+    "Choosy",
+    "asking",
+    "check_limit",
+    "check_object",
+    "check_roles",
+    "compares_within",
+    "mind_local_noise",
+    "needs_of",
+    "refuse_comparing",
+]
 
 # Of each role a method that every object for it must have, and an example of one.
 METHODS = {
@@ -23,6 +34,15 @@ METHODS = {
 }
 
 
+# Of each role a method that learns nothing.
+PLAIN = {
+    "order": "order.Shuffle",
+    "batch": "batch.GrowthSchedule",
+    "balance": "balance.Fixed",
+    "lr": "lr.Linear",
+}
+
+
 def check_object(what: str, value: object, method: str, examples: str) -> None:
     """Refuse a class without its parentheses, and what has not the method that every object for this setting has."""
     if isinstance(value, type):
@@ -31,13 +51,55 @@ def check_object(what: str, value: object, method: str, examples: str) -> None:
         raise SettingError(f"{what}={value!r} has no method {method}; give an object such as {examples}")
 
 
-def check_roles(roles: dict[str, object], local_data: bool) -> None:
+@runtime_checkable
+class Choosy(Protocol):
+    """A role that does not go with every other."""
+
+    def refuse(self, roles: dict[str, object], always: bool, local_data: bool) -> None:
+        """Raise an error for what it cannot be combined with; ``always`` is that of the probe."""
+
+
+def check_roles(roles: dict[str, object], probe: Probe | None, local_data: bool) -> None:
     """Refuse a class without its parentheses, what has not the methods of the role, and what does not go together."""
     for name, role in roles.items():
         method, example = METHODS[name]
         check_object(name, role, method, f"pl.{example}")
-    if isinstance(roles["sync"], Unmet):
-        roles["sync"].refuse(roles, local_data)
+    always = probe is not None and probe.always
+    for role in roles.values():
+        if isinstance(role, Choosy):
+            role.refuse(roles, always, local_data)
+    if not (probe is None or always or asking(roles, Need)):
+        raise SettingError(
+            f"probe={probe!r} has no effect, since no role asks for measurements; leave it out, or write "
+            "Probe(always=True, …) for the record"
+        )
+
+
+def asking(roles: dict[str, object], needs: Iterable[Need]) -> dict[str, object]:
+    """The roles that ask the probe for any of these, by name."""
+    wanted = frozenset(needs)
+    return {name: role for name, role in roles.items() if isinstance(role, Asker) and role.needs & wanted}
+
+
+def refuse_comparing(roles: dict[str, object], always: bool, but: str, *, all_that_learn: bool = False) -> None:
+    """Refuse roles that learn from the gradients of all workers, or from anything that they did together.
+
+    ``but`` says why that cannot be.
+    """
+    comparing = asking(roles, Need)
+    if all_that_learn:
+        comparing |= {name: role for name, role in roles.items() if isinstance(role, Observer)}
+    for name, role in comparing.items():
+        far = asking({name: role}, (Need.DIRECTION, Need.COORDINATES))
+        raise SettingError(
+            f"{name}={role!r} learns from what all workers did in the same step, but {but}; use "
+            f"sync.{'AllReduce' if far else 'LocalSGD'}, or {PLAIN[name]}"
+        )
+    if always:
+        raise SettingError(
+            f"Probe(always=True) compares the gradients of all workers, but {but}; use sync.LocalSGD or "
+            "sync.AllReduce, or leave the probe out"
+        )
 
 
 @runtime_checkable
@@ -60,10 +122,10 @@ def needs_of(roles: dict[str, object], unit: Unit, first: Plan) -> frozenset[Nee
     askers = {name: role for name, role in roles.items() if isinstance(role, Asker) and role.needs}
     needs = frozenset(need for role in askers.values() for need in role.needs)
     units = _units(unit, first)
-    if Need.OWN in needs and (roles["balance"] is not roles["batch"] or min(units) < 2):
+    if Need.OWN in needs and min(units) < 2:
         raise SettingError(
-            f"{roles['batch']!r} gives every worker a batch of its own, by its own gradients: give it as batch and as "
-            f"balance, and a micro of at most half of each worker's first batch ({list(first.counts)})"
+            f"{roles['batch']!r} compares the gradients of each worker alone: give a micro of at most half of each "
+            f"worker's first batch ({list(first.counts)})"
         )
     comparing = {name: role for name, role in askers.items() if role.needs != {Need.UNITS}}
     if comparing and sum(units) < 2:

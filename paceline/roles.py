@@ -259,9 +259,6 @@ class Unmet(Protocol):
     how far all are, it knows by hearsay.
     """
 
-    def refuse(self, roles: dict[str, object], local_data: bool) -> None:
-        """Raise an error for what cannot be combined with it."""
-
     def join(self, deadline: float) -> Fleet:
         """Come together with those that begin, or to those that have begun already."""
 

@@ -278,6 +278,25 @@ def test_pinned_memory_for_a_model_on_the_cpu() -> None:
         pass
 
 
+def test_measurements_that_nobody_asks_for() -> None:
+    with pytest.raises(
+        pl.SettingError, match=r"probe=Probe\(exact=True.* has no effect.* leave it out, or write Probe"
+    ):
+        make(probe=pl.Probe(exact=True))
+    late = pl.sync.LocalSGD(4, measuring=pl.sync.Measuring.LAST)
+    with pytest.raises(pl.SettingError, match=r"LocalSGD\(measuring=.*LAST\) has no effect.* use batch.NormTest"):
+        make(sync=late)
+    for probe, rule in [(pl.Probe(exact=True), pl.lr.AdaScale(8)), (pl.Probe(always=True), pl.lr.Constant())]:
+        make(sync=pl.sync.LocalSGD(4, measuring=pl.sync.Measuring.LAST), probe=probe, lr=rule, micro=4).close()
+
+
+def test_measurements_where_workers_never_meet() -> None:
+    with pytest.raises(
+        pl.SettingError, match=r"Probe\(always=True\) compares .* under Gossip they never come together"
+    ):
+        make(sync=pl.sync.Gossip(4), probe=pl.Probe(always=True))
+
+
 class Broken(Dataset[Any]):
     def __len__(self) -> int:
         return 40

@@ -45,6 +45,15 @@ class EachOwn:
             raise SettingError(f"EachOwn: workers ({self.workers!r}) must be a whole number of at least 1")
         self._own = [replace(self.policy) for _ in range(self.workers)]
 
+    def refuse(self, roles: dict[str, object], always: bool, local_data: bool) -> None:
+        """Half of it: shares that follow it must be of batches that follow it."""
+        if roles["batch"] is not roles["balance"]:
+            raise SettingError(
+                "EachOwn decides about the batch and about who takes how many, but the run has "
+                f"batch={roles['batch']!r} and balance={roles['balance']!r}; make one EachOwn, and give it as batch "
+                "and as balance"
+            )
+
     @property
     def sizes(self) -> list[int]:
         """Every worker's present batch."""

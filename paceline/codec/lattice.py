@@ -153,7 +153,7 @@ def refuse_lattice(codec: object, name: str) -> None:
     if isinstance(codec, Lattice):
         raise SettingError(
             f"{name} sends to workers that have nothing near what is sent, from which {codec!r} could be decoded; use "
-            "Half, BFloat16 or, with LocalSGD, Uniform8"
+            "Half, BFloat16 or, with LocalSGD, Uniform8; Lattice is for Gossip"
         )
 
 

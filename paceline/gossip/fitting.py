@@ -7,7 +7,7 @@ from torch.optim import SGD, Optimizer
 from paceline.codec import Identity, Lattice
 from paceline.errors import SettingError
 from paceline.replica import Replica
-from paceline.roles import Asker, Observer
+from paceline.role_check import refuse_comparing
 from paceline.sync.optimizer_state import Average, Keep
 
 __all__ = ["refuse_moments", "refuse_roles", "refuse_run", "refuse_settings"]
@@ -17,8 +17,8 @@ def refuse_settings(graph: object, codec: object, optimizer_state: object) -> No
     """What is wrong whatever the run is."""
     if not isinstance(codec, Lattice | Identity):
         raise SettingError(
-            f"codec ({codec!r}) must be Lattice or Identity: both partners have to see the very same two points, "
-            "or the sum of their models is not kept"
+            f"codec ({codec!r}) must be Lattice or Identity under Gossip: both partners have to see the very same two "
+            "points, or the sum of their models is not kept"
         )
     if not callable(getattr(graph, "neighbours", None)) or isinstance(graph, type):
         raise SettingError(f"graph ({graph!r}) must be a graph, such as gossip.Complete() or gossip.Ring()")
@@ -29,14 +29,9 @@ def refuse_settings(graph: object, codec: object, optimizer_state: object) -> No
         )
 
 
-def refuse_roles(roles: dict[str, object], local_data: bool, invited: bool) -> None:
+def refuse_roles(roles: dict[str, object], always: bool, local_data: bool, invited: bool) -> None:
     """What needs all workers at once."""
-    for name, role in roles.items():
-        if (isinstance(role, Asker) and role.needs) or isinstance(role, Observer):
-            raise SettingError(
-                f"{name}={role!r} learns from what all workers did in the same step, but under Gossip they never "
-                "come together; use a role that does not, or LocalSGD"
-            )
+    refuse_comparing(roles, always, "under Gossip they never come together", all_that_learn=True)
     if local_data and invited:
         raise SettingError(
             "an invitation is for a worker that comes back alone, which cannot know the lengths of the others' data "

@@ -19,6 +19,7 @@ from paceline.fleet import Fleet
 from paceline.probe import Probe
 from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
+from paceline.role_check import asking
 from paceline.roles import Codec, Need
 from paceline.sync.buffers import BufferAverage
 from paceline.sync.exchange import Exchange
@@ -59,15 +60,18 @@ class AllReduce:
     def __repr__(self) -> str:
         return f"AllReduce(codec={self.codec!r})"
 
+    def refuse(self, roles: dict[str, object], always: bool, local_data: bool) -> None:
+        """Batches that every worker decides about by its own gradients."""
+        for name, role in asking(roles, (Need.OWN,)).items():
+            raise SettingError(
+                f"AllReduce takes the mean of all gradients, so that {name}={role!r} cannot give a worker a batch of "
+                "its own; use LocalSGD with it, or batch.NormTest for all together"
+            )
+
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
         """Begin to serve a run."""
         if self._attached:
             raise SettingError("this AllReduce serves another run that is not closed; make one for each run")
-        if Need.OWN in probe.needs:
-            raise SettingError(
-                "AllReduce takes the mean of all gradients, so that no worker has a batch of its own; use LocalSGD "
-                "with batch.EachOwn, or batch.NormTest for all together"
-            )
         self._fleet, self._replica = fleet, replica
         self._notes = NotesTable(fleet.rank, fleet.size)
         self._buffers = BufferAverage(replica)

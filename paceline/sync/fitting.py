@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.codec import Identity
 from paceline.codec.lattice import refuse_lattice
 from paceline.errors import SettingError
-from paceline.role_check import check_object
+from paceline.role_check import asking, check_object
 from paceline.roles import Need
 from paceline.sync.every import timed, whole
 from paceline.sync.optimizer_state import Average
@@ -16,7 +16,7 @@ from paceline.sync.statistics import Measuring
 if TYPE_CHECKING:
     from paceline.sync.local_sgd import LocalSGD
 
-__all__ = ["check_codec", "refuse_needs", "refuse_what_does_not_fit"]
+__all__ = ["check_codec", "refuse_roles", "refuse_what_does_not_fit"]
 
 
 def refuse_what_does_not_fit(role: LocalSGD) -> None:
@@ -42,7 +42,8 @@ def refuse_what_does_not_fit(role: LocalSGD) -> None:
     if isinstance(role.optimizer_state, Average) and (role.overlap or not isinstance(role.codec, Identity)):
         raise SettingError(
             f"{name} averages optimizer state at once and in full precision only (second moments must not become "
-            "negative); use Keep() or Reset() with a codec or overlap"
+            f"negative), not with codec={role.codec!r} and overlap={role.overlap}; use Keep() or Reset() with a codec "
+            "or overlap"
         )
 
 
@@ -51,15 +52,22 @@ def check_codec(codec: object) -> None:
     check_object("codec", codec, "decode", "codec.Half() or codec.Uniform8()")
 
 
-def refuse_needs(name: str, needs: frozenset[Need], overlap: int) -> None:
+def refuse_roles(role: LocalSGD, roles: dict[str, object], always: bool) -> None:
     """Refuse what cannot be measured where models are averaged, and no gradients."""
-    if needs - {Need.VARIANCE, Need.OWN, Need.UNITS}:
+    title = type(role).__name__
+    for name, other in asking(roles, (Need.DIRECTION, Need.COORDINATES)).items():
         raise SettingError(
-            f"{name} exchanges no gradients, only sketches of them, from which the norm test can be made but no "
-            "test of directions or coordinates; use batch.NormTest, or AllReduce"
+            f"{title} exchanges no gradients, only sketches of them, from which {name}={other!r} cannot compare "
+            "directions or coordinates; use batch.NormTest, or AllReduce"
         )
-    if Need.UNITS in needs and overlap:
+    for name, other in asking(roles, (Need.UNITS,) if role.overlap else ()).items():
         raise SettingError(
-            f"overlap ({overlap}): an order that learns from gradients needs all workers to meet before the next epoch "
-            "begins, and averages in the background come later; leave overlap out, or use order.Shuffle"
+            f"{title}(overlap={role.overlap}): {name}={other!r} learns from gradients, and needs all workers to meet "
+            "before the next epoch begins, but averages in the background come later; leave overlap out, or use "
+            "order.Shuffle"
+        )
+    if role.measuring is not Measuring.FIRST and not always and not asking(roles, (Need.VARIANCE,)):
+        raise SettingError(
+            f"{title}(measuring={role.measuring}) has no effect, since no role compares gradients; leave it out, or "
+            "use batch.NormTest or lr.AdaScale"
         )

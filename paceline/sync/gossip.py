@@ -91,9 +91,9 @@ class Gossip(LocalStep):
         told += [f"{name}=True" for name in ("blocking", "plain") if getattr(self, name)]
         return f"Gossip({', '.join(told)})"
 
-    def refuse(self, roles: dict[str, object], local_data: bool) -> None:
+    def refuse(self, roles: dict[str, object], always: bool, local_data: bool) -> None:
         """What makes no sense where workers never come together."""
-        refuse_roles(roles, local_data, invited=self._entrance.path is not None)
+        refuse_roles(roles, always, local_data, invited=self._entrance.path is not None)
 
     def join(self, deadline: float) -> Fleet:
         """Come together with those that begin, or, with an invitation, to those that have begun already."""

@@ -16,9 +16,8 @@ from paceline.errors import SettingError
 from paceline.fleet import Fleet
 from paceline.group import Part
 from paceline.meeting import ends
-from paceline.probe import Probe
 from paceline.records import Later, Meeting, Note, Plan, Progress
-from paceline.replica import Replica
+from paceline.role_check import refuse_comparing
 from paceline.roles import Codec
 from paceline.sync.average import WeightedAverage, assign
 from paceline.sync.every import Every, Steps, as_every, timed
@@ -74,14 +73,9 @@ class Hierarchical(LocalSGD):
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"({self.inside!r}, ", 1)
 
-    def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
-        """Begin to serve a run."""
-        if probe.active:
-            raise SettingError(
-                "Hierarchical does not compare gradients: workers of a site meet without the others; use LocalSGD or "
-                "AllReduce with roles that ask for gradient statistics"
-            )
-        super().attach(fleet, replica, probe)
+    def refuse(self, roles: dict[str, object], always: bool, local_data: bool) -> None:
+        """What compares gradients."""
+        refuse_comparing(roles, always, "under Hierarchical the workers of a site meet without the others")
 
     def detach(self) -> None:
         """End to serve it."""

@@ -18,7 +18,7 @@ from paceline.replica import Replica
 from paceline.roles import Codec, Need
 from paceline.sync.average import assign
 from paceline.sync.every import Every, as_every, seconds_of
-from paceline.sync.fitting import refuse_needs, refuse_what_does_not_fit
+from paceline.sync.fitting import refuse_roles, refuse_what_does_not_fit
 from paceline.sync.local_step import LocalStep, own_gradients, own_part
 from paceline.sync.merge import Merge
 from paceline.sync.optimizer_state import Keep, OptimizerState
@@ -82,6 +82,10 @@ class LocalSGD(LocalStep):
         told += [f"measuring={self.measuring}"] if self.measuring is not Measuring.FIRST else []
         return f"{type(self).__name__}({', '.join(told)})"
 
+    def refuse(self, roles: dict[str, object], always: bool, local_data: bool) -> None:
+        """What cannot be measured where models are averaged, and no gradients."""
+        refuse_roles(self, roles, always)
+
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
         """Begin to serve a run."""
         name = type(self).__name__
@@ -92,7 +96,6 @@ class LocalSGD(LocalStep):
                 f"DistributedDataParallel averages gradients in every step, which {name} is there to avoid; give Run "
                 "the bare module"
             )
-        refuse_needs(name, probe.needs, self.overlap)
         self._whole_epochs = Need.UNITS in probe.needs
         self._statistics = RoundStatistics(probe, self.measuring, self.overlap)
         self._seconds, self._scale, self._weight = None, 0.0, 0.0

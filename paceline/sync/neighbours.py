@@ -15,6 +15,7 @@ from paceline.meeting import ends
 from paceline.probe import Probe
 from paceline.records import Meeting, Note
 from paceline.replica import Replica
+from paceline.role_check import refuse_comparing
 from paceline.sync.average import assign
 from paceline.sync.local_sgd import LocalSGD
 from paceline.sync.notes import NotesTable
@@ -52,13 +53,12 @@ class Neighbours(LocalSGD):
     def __repr__(self) -> str:
         return f"Neighbours({self.graph!r})"
 
+    def refuse(self, roles: dict[str, object], always: bool, local_data: bool) -> None:
+        """What compares gradients."""
+        refuse_comparing(roles, always, "under Neighbours each hears of its neighbours alone")
+
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:
         """Begin to serve a run."""
-        if probe.active:
-            raise SettingError(
-                "Neighbours does not compare gradients; use LocalSGD or AllReduce with roles that ask for gradient "
-                "statistics"
-            )
         if fleet.size == 1:
             raise SettingError("Neighbours needs at least two workers; start more, or leave sync out")
         self._weights = metropolis(self.graph.neighbours(range(fleet.size)))[fleet.rank]

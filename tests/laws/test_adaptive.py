@@ -416,7 +416,7 @@ def refused(make: str) -> str:
         ("one unit", "micro=8"),
         ("one unit for a rule", "one micro-batch of one worker"),
         ("directions of local models", "NormTest"),
-        ("sites", "LocalSGD or AllReduce"),
+        ("sites", "under Hierarchical the workers of a site meet without the others; use sync.LocalSGD"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(pool: Pool, make: str, words: str) -> None:
@@ -730,7 +730,7 @@ def test_own_batches_that_cannot_be_are_refused(pool: Pool, make: str, words: st
 
 def probes_apart() -> None:
     model = mlp()
-    probe = pl.Probe(always=int(os.environ["RANK"]) == 0)
+    probe = pl.Probe(always=True, seed=int(os.environ["RANK"]))
     pl.Run(
         model, torch.optim.SGD(model.parameters(), lr=0.1), data(LENGTH), batch=16, sync=sync.LocalSGD(2), probe=probe
     )

@@ -58,7 +58,10 @@ def make(role: sync.Gossip, **settings: Any) -> pl.Run:
         ({"every": sync.WhileNear(1, 5.0)}, r"its steps must be at least 2, or there is nothing to shorten"),
         ({"every": sync.WhileNear(8, 0.0)}, r"its times must be a positive number"),
         ({"every": sync.Seconds(0)}, r"must be a positive number of seconds"),
-        ({"codec": pl.codec.Half()}, r"codec \(Half\(\)\) must be Lattice or Identity: both partners have to see"),
+        (
+            {"codec": pl.codec.Half()},
+            r"codec \(Half\(\)\) must be Lattice or Identity under Gossip: both partners have",
+        ),
         ({"codec": pl.codec.Lattice}, r"must be Lattice or Identity"),
         ({"graph": "ring"}, r"graph \('ring'\) must be a graph, such as gossip.Complete\(\)"),
         ({"graph": gossip.Ring}, r"must be a graph"),
