@@ -60,7 +60,7 @@ class Forecast(NamedTuple):
 
     name: str
     what: str
-    """In code."""
+    """In code: a recipe of :mod:`paceline.recipes`, or roles."""
     seconds: float
     why: str
     """When this is the one to take."""
@@ -103,7 +103,7 @@ def forecasts(survey: Survey) -> list[Forecast]:
         ),
         Forecast(
             "balance",
-            "balance.BySpeed()",
+            f"recipes.uneven({survey.batch}): balance.BySpeed()",
             steps * (by_speed + survey.sum_seconds),
             "workers differ, and links are fast enough to average in every step",
         ),
@@ -115,7 +115,7 @@ def forecasts(survey: Survey) -> list[Forecast]:
         ),
         Forecast(
             "local, 8 bit",
-            f"sync.LocalSGD({EVERY}, codec=codec.Uniform8())",
+            f"recipes.slow_links({survey.batch}, every={EVERY}): sync.LocalSGD with codec.Uniform8()",
             steps * together + rounds * survey.coded_seconds,
             "workers are alike, and links are so slow that bytes count",
         ),
