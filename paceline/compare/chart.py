@@ -49,10 +49,18 @@ def frame(identity: str, title: str, told: str, height: float, parts: Iterable[s
 
 
 def line_chart(
-    identity: str, title: str, across: str, lines: Sequence[Line], *, percent: bool = False, from_zero: bool = True
+    identity: str,
+    title: str,
+    across: str,
+    lines: Sequence[Line],
+    *,
+    of: str = "",
+    percent: bool = False,
+    from_zero: bool = True,
 ) -> str:
     """Lines over an axis that begins at 0; ``percent`` is for shares, and ``from_zero`` for the axis of values.
 
+    ``of`` says in the description whose numbers they are, where only the text around the picture does.
     Values that are not finite are left out. Without any point there is a sentence instead of a picture.
     """
     lines = [line._replace(points=[p for p in line.points if all(map(math.isfinite, p))]) for line in lines]
@@ -70,7 +78,7 @@ def line_chart(
     places = spread([y.at(line.points[-1][1]) for line in named], APART, HEIGHT - BOTTOM)
     for line, place in zip(named, places, strict=True):
         parts.append(_name(line, x.at(line.points[-1][0]), y.at(line.points[-1][1]), place))
-    return frame(identity, title, _tell(named, across, percent), HEIGHT, parts)
+    return frame(identity, title, _of(of) + _tell(named, across, percent), HEIGHT, parts)
 
 
 def sample(style: int) -> str:
@@ -80,7 +88,7 @@ def sample(style: int) -> str:
     )
 
 
-def timeline(identity: str, title: str, workers: Sequence[tuple[str, Sequence[Piece]]]) -> str:
+def timeline(identity: str, title: str, workers: Sequence[tuple[str, Sequence[Piece]]], *, of: str = "") -> str:
     """What workers did in these steps, one lane each; how much, not in which order within a step."""
     ends = [piece.begin + piece.seconds for _, pieces in workers for piece in pieces]
     if not ends:
@@ -99,7 +107,8 @@ def timeline(identity: str, title: str, workers: Sequence[tuple[str, Sequence[Pi
         for piece in pieces:
             parts += _bars(piece, begin, bottom, x)
     parts.append(f'<path class="grid" d="M{LEFT} {height - BOTTOM}H{WIDTH - 12}"/>')
-    return frame(identity, title, "Time of each worker: loading, computing, waiting, communicating.", height, parts)
+    told = "Time of each worker: loading, computing, waiting, communicating."
+    return frame(identity, title, _of(of) + told, height, parts)
 
 
 def _bars(piece: Piece, begin: float, bottom: float, x: Axis) -> Iterable[str]:
@@ -159,6 +168,10 @@ def _name(line: Line, across: float, up: float, place: float) -> str:
         f'<path class="lead" d="M{across + 4:.1f} {up:.1f}H{max(across + 4, right):.1f}L{right + 8} {place:.1f}"/>'
         f'<text class="name {_classes(line.style)}" x="{right + 10}" y="{place + 4:.1f}">{escape(short)}</text>'
     )
+
+
+def _of(name: str) -> str:
+    return f"{name}. " if name else ""
 
 
 def _tell(lines: Sequence[Line], across: str, percent: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,20 +25,23 @@ class Curves(NamedTuple):
 
 
 def curves(trial: Trial) -> Curves:
-    """Means over equal parts of the time, so many that every worker has a few steps in each."""
+    """Values for equal parts of the time, so many that every worker has a few steps in each.
+
+    The batch is the median, since the last one of an epoch is often small.
+    """
     fewest = min((len(pieces) for pieces in trial.workers), default=0)
     count = max(1, min(BINS, fewest // 3))
     wide = trial.seconds / count or 1.0
     parts = [_cut(pieces, wide, count) for pieces in trial.workers]
-    whole = [sum(_sum(part[at], _examples) for part in parts) for at in range(count)]
+    whole = [sum(_examples(part[at]) for part in parts) for at in range(count)]
     middle = [(at + 0.5) * wide for at in range(count)]
 
     def points(part: list[list[Piece]], value: Callable[[int, list[Piece]], float]) -> Points:
         return [(middle[at], value(at, inside)) for at, inside in enumerate(part) if inside and whole[at]]
 
     return Curves(
-        batch=points(parts[0], lambda at, inside: _sum(inside, _batch) / len(inside)) if parts else [],
-        shares=[points(part, lambda at, inside: _sum(inside, _examples) / whole[at]) for part in parts],
+        batch=points(parts[0], lambda at, inside: statistics.median(piece.batch for piece in inside)) if parts else [],
+        shares=[points(part, lambda at, inside: _examples(inside) / whole[at]) for part in parts],
         waiting=[points(part, lambda at, inside: _ratio(inside)) for part in parts],
     )
 
@@ -58,16 +62,8 @@ def _cut(pieces: Sequence[Piece], wide: float, count: int) -> list[list[Piece]]:
     return found
 
 
-def _sum(pieces: Sequence[Piece], value: Callable[[Piece], float]) -> float:
-    return sum(map(value, pieces))
-
-
-def _examples(piece: Piece) -> float:
-    return piece.examples
-
-
-def _batch(piece: Piece) -> float:
-    return piece.batch
+def _examples(pieces: Sequence[Piece]) -> int:
+    return sum(piece.examples for piece in pieces)
 
 
 def _ratio(pieces: Sequence[Piece]) -> float:

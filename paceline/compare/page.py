@@ -26,7 +26,9 @@ def page(title: str, facts: Mapping[str, str], found: Sequence[Row], target: flo
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">',
         f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>",
         f"<h1>{escape(title)}</h1>",
-        *(f'<p><span class="soft">{escape(name)}</span> {escape(value)}</p>' for name, value in facts.items()),
+        '<ul class="key">',
+        *(f'<li><span class="soft">{escape(name)}</span> {escape(value)}</li>' for name, value in facts.items()),
+        "</ul>",
         *_table(found, target),
         *_failures(found),
         *_accuracy(found),
@@ -109,7 +111,7 @@ def _workers(found: Sequence[Row]) -> Iterable[str]:
             yield f'<li><svg viewBox="0 0 14 14" aria-hidden="true">{shape}</svg>{phase}</li>'
         yield (
             '</ul><p class="soft">A time line shows how much of each step or round went to what, not the order within '
-            f"it. All pictures here are of one training, with seed {shown[0][2].seed} if it went well.</p>"
+            "it. All pictures here are of one training: the first that went well.</p>"
         )
     for at, row, trial in shown:
         over, across = curves(trial), "seconds of training"
@@ -118,9 +120,7 @@ def _workers(found: Sequence[Row]) -> Iterable[str]:
             for each in (over.shares, over.waiting)
         )
         yield f'<section><h3>{escape(row.title)}</h3><div class="grid-of">'
-        yield line_chart(f"shares-{at}", f"Share of the examples: {row.label}", across, shares, percent=True)
-        yield line_chart(
-            f"waiting-{at}", f"Share of the time spent waiting: {row.label}", across, waiting, percent=True
-        )
-        yield timeline(f"steps-{at}", f"The first steps: {row.label}", first_steps(trial))
+        yield line_chart(f"shares-{at}", "Share of the examples", across, shares, of=row.label, percent=True)
+        yield line_chart(f"waiting-{at}", "Share of the time waited", across, waiting, of=row.label, percent=True)
+        yield timeline(f"steps-{at}", "The first steps or rounds", first_steps(trial), of=row.label)
         yield "</div></section>"

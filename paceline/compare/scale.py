@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 __all__ = ["Axis", "axis_over", "nice", "spread"]
 
+TINY = 1e-9
+
 
 def nice(least: float) -> float:
     """The smallest of 1, 2, 5, 10, 20 … (and their tenths) that is not below this."""
@@ -53,7 +55,8 @@ def axis_over(
     low: float, high: float, begin: float, end: float, *, whole: bool = False, most: float = math.inf, ticks: int = 5
 ) -> Axis:
     """An axis from ``low`` to ``high``; ``whole`` makes it begin and end at a number, but not beyond ``most``."""
-    high = high if high > low else low + 1.0
+    # Values that differ by rounding alone are one value.
+    high = high if high - low > max(TINY, TINY * abs(low), TINY * abs(high)) else low + 1.0
     step = nice((high - low) / ticks)
     if whole:
         low, high = step * math.floor(low / step + 1e-9), min(most, step * math.ceil(high / step - 1e-9))

@@ -36,10 +36,10 @@ p{margin:.4rem 0}.soft{color:var(--soft)}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;min-width:100%}
 th,td{padding:.35rem .6rem;border-bottom:1px solid var(--rule);text-align:right;white-space:nowrap}
 th:first-child{text-align:left;position:sticky;left:0;background:var(--page);white-space:normal;
- min-width:9.5rem;max-width:24rem}
+ min-width:10.5rem;max-width:24rem}
 tr>*:first-child{padding-left:0}th{font-weight:600}tbody th{font-weight:500}
 td.bad{color:var(--bad);text-align:left;white-space:normal}
-.grid-of{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:.5rem 1.5rem}
+.grid-of{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,22rem),1fr));gap:.5rem 1.5rem}
 figure{margin:.5rem 0;min-width:0;max-width:40rem}figcaption{font-weight:600;font-size:.95rem}
 svg{display:block;width:100%;max-width:100%;height:auto}
 svg.sample{display:inline-block;width:30px;height:8px;margin-right:.4rem}
