@@ -31,7 +31,7 @@ __all__ = ["compare"]
 
 TARGETS = {"digits": 0.95, "fashion-mnist": 0.85}
 WORKERS = 2
-GRACE = 120.0  # seconds for all but training, where that is measured in seconds: imports, evaluations, parting
+GRACE = 300.0  # seconds for all but training, where that is measured in seconds: imports, evaluations, parting
 LIMIT = 1800.0
 
 
@@ -91,10 +91,8 @@ def compare(
         folder = out or Path(time.strftime("runs/compare-%Y%m%d-%H%M%S"))
         settings = settings or ([] if script else list(DEFAULTS))
         task = _task(task, settings, epochs, seconds)
-        length = (
-            ["--seconds", f"{seconds:g}"] if seconds else ["--epochs", str(epochs or EPOCHS.get(task, OTHER_EPOCHS))]
-        )
-        field = [of_setting(name, task, length) for name in settings]
+        unit, much = ("seconds", seconds) if seconds else ("epochs", epochs or EPOCHS.get(task, OTHER_EPOCHS))
+        field = [of_setting(name, task, [f"--{unit}", f"{much:g}"]) for name in settings]
         field += [of_script(text, number) for number, text in enumerate(script or [], start=1)]
         _check_field(field, seeds)
         place = _place(workers, cluster)
@@ -104,8 +102,8 @@ def compare(
         trials, stopped = _train(field, seeds, place, folder, limit)
     found = rows({one.label: one.title for one in field}, trials)
     facts = {
-        "task": task if settings else "that of the scripts",
-        "length": " ".join(length).removeprefix("--") if settings else "that of the scripts",
+        "task": task if settings else "own scripts",
+        "length": f"{much:g} {unit}" if settings else "as the scripts have it",
         "place": f"{place.workers} workers of one machine" if isinstance(place, Local) else f"the lab, {place.cluster}",
         "seeds": str(seeds),
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
@@ -198,11 +196,15 @@ def _tell(trial: Trial) -> None:
         say(f"{told} after {trial.seconds:.1f} s of training")
 
 
+def _title(found: Sequence[Row], task: str) -> str:
+    return f"{task}: {', '.join(row.label for row in found)}" if len(found) < 4 else f"{task}: {len(found)} settings"
+
+
 def _show(found: Sequence[Row], facts: dict[str, str], target: float | None, folder: Path) -> None:
     screen = Console(highlight=False, emoji=False, markup=False)
     if not screen.is_terminal:  # a file or a pipe has no width, but the table needs some
         screen = Console(highlight=False, emoji=False, markup=False, width=140)
     report = folder / "report.html"
-    report.write_text(page(f"{facts['task']}: {len(found)} compared", facts, found, target), encoding="utf-8")
+    report.write_text(page(_title(found, facts["task"]), facts, found, target), encoding="utf-8")
     screen.print(terminal_table(found, target))
     screen.print(f"\nThe report: {report}", soft_wrap=True)
