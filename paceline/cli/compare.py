@@ -197,7 +197,8 @@ def _tell(trial: Trial) -> None:
 
 
 def _title(found: Sequence[Row], task: str) -> str:
-    return f"{task}: {', '.join(row.label for row in found)}" if len(found) < 4 else f"{task}: {len(found)} settings"
+    names = ", ".join(row.label for row in found) or "nothing has trained"
+    return f"{task}: {names if len(found) < 4 else f'{len(found)} settings'}"
 
 
 def _show(found: Sequence[Row], facts: dict[str, str], target: float | None, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.compare import SETTINGS
-from paceline.compare.contestants import Local, compete, of_script, of_setting
+from paceline.compare.contestants import Contestant, Local, compete, of_script, of_setting
 from paceline.compare.settings import DEFAULTS
 from paceline.errors import SettingError
 from tests.cli.processes import LIMIT, alive, paceline, pids, script, until
@@ -66,7 +66,8 @@ def test_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     assert not any(map(alive, pids(tmp_path)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_it_leaves_nothing_behind_but_the_report(tmp_path: Path, number: signal.Signals) -> None:
     process = paceline("compare", "--script", script(tmp_path, SLEEPS), "--seeds", "1", "--out", "here", cwd=tmp_path)
     until(lambda: len(list(tmp_path.glob("ready-*"))) == 2 or process.poll() is not None, "the workers")
@@ -75,6 +76,22 @@ def test_stopped_it_leaves_nothing_behind_but_the_report(tmp_path: Path, number:
     assert process.returncode == 130, told
     assert (tmp_path / "here" / "report.html").exists()
     assert not any(map(alive, pids(tmp_path)))
+
+
+def test_the_report_tells_of_the_trainings_before_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(contestant: Contestant, *_: object) -> str:
+        if contestant.label == "local-sgd":
+            raise KeyboardInterrupt
+        return "not today"
+
+    monkeypatch.setattr("paceline.cli.compare.compete", stopped)
+    words = ["compare", "all-reduce", "local-sgd", "--out", str(tmp_path / "new")]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 130
+    assert "stopped; the report tells of the trainings before" in found.stderr
+    report = (tmp_path / "new" / "report.html").read_text()
+    assert "all-reduce" in report
+    assert "local-sgd" not in report
 
 
 def test_every_setting_can_be_made() -> None:
