@@ -54,7 +54,7 @@ def test_in_the_lab(tmp_path: Path) -> None:
     assert process.returncode == 0, told
     for name in ("gossip", "by-speed"):
         assert (tmp_path / "here" / name / "seed-0" / "lab.json").exists()
-    assert (tmp_path / "here" / "report.html").read_text().count("worker 2") == 4
+    assert (tmp_path / "here" / "report.html").read_text().count(">worker 2</text>") == 4
 
 
 def test_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
