@@ -16,7 +16,7 @@ COLOURS = [
     ("#555b66", "#b4bac4"),
 ]
 DASHES = ["", "7 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2 1 2", "1 2"]
-"""One more than there are colours to a round, so that the same pair comes back late."""
+"""Seven of them for eight colours: the same pair comes back after 56 lines."""
 PHASES = {
     "load": ("#8a5a00", "#e0b84c"),
     "compute": ("#13743a", "#6fd08c"),
