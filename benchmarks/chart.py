@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from paceline.compare.scale import nice, spread
+
 __all__ = ["Span", "chart"]
 
 WIDTH, HEIGHT = 720, 300
@@ -42,28 +44,11 @@ def chart(title: str, across: str, lines: Mapping[str, Points], spans: Sequence[
     ]
     parts += [_span(scale, span) for span in spans]
     parts += _axes(scale, step, across)
-    names = spread([scale.y(points[-1][1]) for points in lines.values()])
+    names = spread([scale.y(points[-1][1]) for points in lines.values()], APART, HEIGHT - BOTTOM)
     for at, (name, points) in enumerate(lines.items()):
         parts.append(f'<path class="line c{at}" d="{_path(scale, points)}"/>')
         parts.append(f'<text class="name c{at}" x="{WIDTH - RIGHT + 8}" y="{names[at] + 4:.1f}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>", ""])
-
-
-def nice(least: float) -> float:
-    """The smallest of 1, 2, 5, 10, 20 … (and their tenths) that is not below this."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
-
-
-def spread(wanted: Sequence[float]) -> list[float]:
-    """Places for names near the wanted ones, in the same order, that do not lie on each other."""
-    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
-    found = [0.0] * len(wanted)
-    lowest = -math.inf
-    for at in order:
-        found[at] = lowest = max(wanted[at], lowest + APART)
-    over = max(0.0, lowest - (HEIGHT - BOTTOM))
-    return [place - over for place in found]
 
 
 class _Scale(NamedTuple):

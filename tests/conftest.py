@@ -12,6 +12,7 @@ pytest_plugins = ["paceline.testing"]
 
 ONE_LAB = (
     "tests/lab/",
+    "tests/cli/test_compare.py::test_in_the_lab",
     "tests/cli/test_lab.py",
     "tests/cli/test_doctor.py",
     "tests/survey/test_lab.py",

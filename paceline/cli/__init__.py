@@ -1,4 +1,4 @@
-"""The command line: ``paceline run``, ``paceline demo``, ``paceline lab``, ``paceline probe``, ``paceline doctor``."""
+"""The command line: ``paceline run``, ``demo``, ``compare``, ``lab``, ``probe`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import demo, doctor, lab, probe, run
+from paceline.cli import compare, demo, doctor, lab, probe, run
 from paceline.identity import versions
 
 __all__ = ["app"]
@@ -39,6 +39,7 @@ def _main(
 # Everything behind the script belongs to the script, even if it looks like an option of ours.
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run.run)
 app.command()(demo.demo)
+app.command()(compare.compare)
 app.command()(probe.probe)
 app.command()(doctor.doctor)
 app.add_typer(lab.app, name="lab")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import torch
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from paceline import record, tasks
-from paceline.cli.launch import launch
+from paceline.cli.launch import launch, spare_gpus
 from paceline.cli.speak import plain_errors, say
 from paceline.errors import SettingError
 from paceline.identity import versions
@@ -64,9 +62,7 @@ def demo(
     with plain_errors():
         tasks.load(task)  # what is wrong with the task is told once, here, and not by every worker
         _prepare(folder, task)
-        if 0 < torch.cuda.device_count() < workers:
-            say(f"{workers} workers, but {torch.cuda.device_count()} GPU: training on the CPU")
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        spare_gpus(workers)
         say(f"{task}, {workers} workers, {epochs} epochs, into {folder}")
         target = ["-m", "paceline.tasks.train", "--task", task, "--epochs", str(epochs), "--folder", str(folder)]
         code = launch(target, workers=workers)

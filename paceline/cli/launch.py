@@ -23,7 +23,7 @@ from paceline.cli.failures import cause, explain, failures, shell_code
 from paceline.cli.speak import say
 from paceline.errors import FleetError, SettingError
 
-__all__ = ["Machines", "cores", "default_workers", "launch"]
+__all__ = ["Machines", "cores", "default_workers", "launch", "spare_gpus"]
 
 # A run that is done or was told to stop is not started again.
 FINAL = {0, *(128 + number for number in SIGNALS)}
@@ -67,6 +67,13 @@ def cores() -> int:
 def default_workers() -> int:
     """One for each GPU; without any, one for each core."""
     return torch.cuda.device_count() if torch.cuda.is_available() else cores()
+
+
+def spare_gpus(workers: int) -> None:
+    """Hide the GPUs of this machine if there are some, but not one for each worker."""
+    if 0 < torch.cuda.device_count() < workers:
+        say(f"{workers} workers, but {torch.cuda.device_count()} GPU: training on the CPU")
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def launch(command: Sequence[str], *, workers: int, machines: Machines = ONE, restarts: int = 0) -> int:

@@ -16,15 +16,14 @@ import torch
 import paceline as pl
 from paceline import tasks
 
-__all__ = ["BATCH", "main", "train"]
+__all__ = ["BATCH", "device", "main", "train"]
 
 BATCH = 64  # examples in a step, all workers together
 
 
 def train(task: tasks.Task, epochs: int, folder: Path) -> None:
     """The whole of it: an ordinary loop, in which ``Run`` deals out the examples and averages the gradients."""
-    device = _device()
-    model = task.model().to(device)
+    model = task.model().to(device())
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     run = pl.Run(
         model,
@@ -58,13 +57,13 @@ def main() -> None:
     train(tasks.load(chosen.task), chosen.epochs, chosen.folder)
 
 
-def _device() -> torch.device:
+def device() -> torch.device:
     """This worker's GPU, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
+    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(own)
+    return own
 
 
 if __name__ == "__main__":

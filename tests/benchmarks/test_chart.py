@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from benchmarks import balance
-from benchmarks.chart import APART, HEIGHT, Span, chart, nice, spread
+from benchmarks.chart import Span, chart
 from tests.benchmarks.test_balance import step
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -32,18 +32,6 @@ def test_a_part_of_the_time_is_shown_behind_the_lines() -> None:
 
 def test_both_kinds_of_pages() -> None:
     assert "prefers-color-scheme:dark" in chart("t", "s", {"one": [(0, 1)]})
-
-
-@pytest.mark.parametrize(("least", "found"), [(0.9, 1), (1, 1), (1.1, 2), (3, 5), (60, 100), (0.012, 0.02)])
-def test_steps_of_an_axis(least: float, found: float) -> None:
-    assert nice(least) == pytest.approx(found)
-
-
-def test_names_do_not_lie_on_each_other() -> None:
-    assert spread([100.0, 50.0, 102.0]) == [100.0, 50.0, 100.0 + APART]
-    low = spread([HEIGHT - 41.0, HEIGHT - 40.0])
-    assert low[1] - low[0] == APART
-    assert low[1] <= HEIGHT - 40
 
 
 @pytest.mark.parametrize("lines", [{}, {"one": []}, {name: [(0, 1)] for name in "abcde"}])
