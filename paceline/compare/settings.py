@@ -7,24 +7,26 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.balance import BySpeed
+from paceline import recipes
 from paceline.batch import NormTest
-from paceline.codec import Uniform8
 from paceline.lr import AdaScale
-from paceline.sync import Gossip, LocalSGD
+from paceline.sync import LocalSGD
 from paceline.tasks.train import BATCH
 
 __all__ = ["DEFAULTS", "SETTINGS"]
 
 EVERY = 8  # steps between two averages of models
+LIMIT = 8 * BATCH  # of a batch that grows
+MICRO = 4  # examples that are compared, and ordered, together: a quarter of the share of one of four workers
 
 SETTINGS: dict[str, Callable[[], Mapping[str, Any]]] = {
     "all-reduce": dict,
     "local-sgd": lambda: {"sync": LocalSGD(EVERY)},
-    "local-sgd-8bit": lambda: {"sync": LocalSGD(EVERY, codec=Uniform8())},
-    "gossip": lambda: {"sync": Gossip(EVERY, bind=_own_address())},
-    "by-speed": lambda: {"balance": BySpeed()},
-    "norm-test": lambda: {"batch": NormTest(start=BATCH, limit=8 * BATCH, eta=0.7), "lr": AdaScale(base=BATCH)},
+    "local-sgd-8bit": lambda: recipes.slow_links(BATCH, every=EVERY),
+    "gossip": lambda: recipes.unreliable(BATCH, every=EVERY, bind=_own_address()),
+    "by-speed": lambda: recipes.uneven(BATCH),
+    "norm-test": lambda: {"batch": NormTest(start=BATCH, limit=LIMIT, eta=0.7), "lr": AdaScale(base=BATCH)},
+    "everything": lambda: recipes.everything(BATCH, LIMIT, MICRO),
 }
 """What makes the arguments of ``Run`` that differ from the defaults, by name; called in every worker."""
 
