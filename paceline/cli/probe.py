@@ -52,6 +52,8 @@ def probe(
     with plain_errors():
         if cluster is not None and workers is not None:
             raise SettingError(f"--workers ({workers}) has no effect with --cluster, which says how many there are")
+        if out is not None:
+            _check_writable(out)
         tasks.load(task).model(model)  # what is wrong with them is told once, here, and not by every worker
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
             file = Path(folder) / "found.json"
@@ -62,6 +64,7 @@ def probe(
             if code or not file.exists():
                 raise typer.Exit(code or 1)
             survey = msgspec.json.decode(file.read_bytes(), type=Survey)
+        _show(survey)
         if out is not None:
             found = forecasts(survey)
             told = {
@@ -70,7 +73,14 @@ def probe(
                 "survey": survey,
             }
             out.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
-    _show(survey)
+
+
+def _check_writable(out: Path) -> None:
+    """Now, and not after a minute of measuring."""
+    try:
+        out.touch()
+    except OSError as error:
+        raise SettingError(f"--out ({out}) cannot be written: {error.strerror}") from error
 
 
 def _measure(command: list[str], workers: int | None, cluster: str | None, limit: float) -> int:

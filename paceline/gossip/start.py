@@ -66,10 +66,11 @@ def start(
     sockets, points = _listen(bind, secret, shape)
     try:
         own = News(fleet.rank, sockets.address, 0, State.HERE, 0)
-        place = loopback_of(Path("/proc"))
-        told = fleet.gather(msgspec.json.encode((own, place)), "the addresses at which the others listen")
+        told = fleet.gather(
+            msgspec.json.encode((own, loopback_of(Path("/proc")))), "the addresses at which the others listen"
+        )
         found = [msgspec.json.decode(each, type=tuple[News, str]) for each in told]
-        _check_reach(own.number, place, found)
+        _check_reach(found)
         news = [each for each, _ in found]
         members = Members(own, graph)
         members.hear(news)
@@ -89,14 +90,15 @@ def loopback_of(processes: Path) -> str:
         return socket.gethostname()
 
 
-def _check_reach(own: int, place: str, found: Sequence[tuple[News, str]]) -> None:
-    """Refuse others on other machines that listen where only themselves can reach them."""
+def _check_reach(found: Sequence[tuple[News, str]]) -> None:
+    """Refuse members that listen where only their own machine can reach them, if there are others: on every worker."""
     for news, where in found:
         host = news.address.removeprefix("tcp://").rpartition(":")[0]
-        if where != place and host.startswith(("127.", "localhost")):
+        other = next((each.number for each, place in found if place != where), None)
+        if other is not None and (host.startswith("127.") or host == "localhost"):
             raise SettingError(
-                f"member {news.number} listens at {news.address}, which member {own} on another machine cannot reach; "
-                "give Gossip(bind=…) an address of each machine that the others can reach"
+                f"member {news.number} listens at {news.address}, which member {other} on another machine cannot "
+                "reach; give Gossip(bind=…) an address of each machine that the others can reach"
             )
 
 

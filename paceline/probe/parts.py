@@ -170,8 +170,9 @@ def of_convolution(how: Geometry, inputs: Tensor, deltas: Tensor) -> Part:
     numbers = deltas.shape[2] * inputs.shape[2] // how.groups * math.prod(how.kernel)
 
     def form(which: slice) -> Tensor:
-        each = of_images(how, images[which].flatten(0, 1), gradients[which].flatten(0, 1))
-        return each.view(-1, images.shape[1], numbers).sum(1)
+        some = images[which]
+        each = of_images(how, some.flatten(0, 1), gradients[which].flatten(0, 1))
+        return each.view(len(some), some.shape[1], numbers).sum(1)
 
     return Several(len(images), max(numbers, images[0].numel() * math.prod(how.kernel)), form)
 
@@ -184,9 +185,10 @@ def of_images(how: Geometry, images: Tensor, deltas: Tensor) -> Tensor:
     end = 2 + len(how.kernel)
     seen = seen.permute(0, 1, *range(end, seen.dim()), *range(2, end))  # (N, channels, *kernel, *positions)
     count = len(images) * how.groups
-    seen = seen.reshape(count, images.shape[1] // how.groups * math.prod(how.kernel), -1)
-    delta = deltas.reshape(count, deltas.shape[1] // how.groups, -1)
-    return torch.bmm(delta, seen.mT).view(len(images), -1)
+    places = math.prod(deltas.shape[2:])
+    seen = seen.reshape(count, images.shape[1] // how.groups * math.prod(how.kernel), places)
+    delta = deltas.reshape(count, deltas.shape[1] // how.groups, places)
+    return torch.bmm(delta, seen.mT).flatten(1).reshape(len(images), delta.shape[1] * how.groups * seen.shape[1])
 
 
 def _wide(tensor: Tensor) -> Tensor:

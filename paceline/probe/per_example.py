@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -93,12 +94,23 @@ class ExampleMeter:
         check_layers(self._module)  # train() or eval() may have been called since attach
         whole = Batch.of(batch)
         self._length = whole.length
-        # Dropout must draw the same numbers in the user's forward pass as if nothing were measured.
+        if (
+            self._gradients.untried and whole.length > 1
+        ):  # in a run that was resumed, too, and nothing that is measured may depend on it
+            with self._aside():
+                self._gradients.learn(whole)
+        with self._aside():
+            for examples, parts in self._gradients.of(whole):
+                with torch.autocast(self._device.type, enabled=False):  # what was found is not to be rounded again
+                    self._take(parts, examples)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Dropout must draw the same numbers in the user's forward pass as if nothing were measured."""
         kind = self._accelerators[0].type if self._accelerators else "cuda"
         with torch.random.fork_rng(self._accelerators, device_type=kind):
             try:
-                for examples, parts in self._gradients.of(whole):
-                    self._take(parts, examples)
+                yield
             except RuntimeError as error:
                 error.add_note("(in per-example gradients; a model that cannot have them needs unit=MicroBatch())")
                 raise

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ class Taps:
         """Stand in for the forward functions of the layers."""
         try:
             for layer in self._layers:
-                layer.forward = self._stand_in(layer)  # type: ignore[method-assign]
+                # As a method, so that a copy of the model that is made meanwhile has one of its own.
+                layer.forward = MethodType(self._stand_in(layer.forward), layer)  # type: ignore[method-assign]
             yield
         finally:
             for layer in self._layers:
@@ -102,12 +104,12 @@ class Taps:
             parts.setdefault(call.name, []).append(part)
         return parts
 
-    def _stand_in(self, layer: Layer) -> Any:
-        plain = layer.forward
+    def _stand_in(self, plain: Any) -> Any:
+        usual = plain.__func__
 
-        def forward(input: Tensor) -> Tensor:
+        def forward(layer: Layer, input: Tensor) -> Any:
             name = self._given.get(id(layer.weight))
-            return plain(input) if name is None or not self._may_tap(input) else self._tap(layer, name, input)
+            return usual(layer, input) if name is None or not self._may_tap(input) else self._tap(layer, name, input)
 
         return forward
 
@@ -167,7 +169,16 @@ def plain_layers(module: nn.Module) -> list[Layer]:
 def _is_plain(layer: Layer) -> bool:
     own = vars(layer)
     changed = "forward" in own or "_conv_forward" in own or "weight" not in layer._parameters
-    return type(layer) in KINDS and not changed and layer.weight.is_floating_point()
+    return type(layer) in KINDS and not changed and layer.weight.is_floating_point() and _is_told_in_full(layer)
+
+
+def _is_told_in_full(layer: Layer) -> bool:
+    """Whether a convolution has a number for each side, as after its construction: torch takes single ones, too."""
+    if isinstance(layer, nn.Linear):
+        return True
+    sides, told = layer.weight.dim() - 2, [layer.stride, layer.dilation]
+    told += [] if isinstance(layer.padding, str) else [layer.padding]
+    return all(isinstance(each, tuple) and len(each) == sides for each in told)
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -64,8 +65,10 @@ def measure(
         deadline: seconds to wait for other workers.
     """
     length = check_dataset(dataset)
-    if not seconds > 0:
-        raise SettingError(f"seconds ({seconds}) must be above zero")
+    if not 0 < seconds < math.inf:
+        raise SettingError(f"seconds ({seconds}) must be above zero, and finite")
+    if any(each.is_complex() for each in model.parameters() if each.requires_grad):
+        raise SettingError("the model has complex parameters, which codecs do not take; measure without them")
     fleet = Fleet.join(deadline)
     try:
         if not fleet.size <= batch <= length:
@@ -73,11 +76,13 @@ def measure(
                 f"batch ({batch}) must be from one example for each of the {fleet.size} workers to the {length} of the "
                 "data set"
             )
-        fleet.agree({"batch": str(batch), "length of the data set": str(length)})
         model = copy.deepcopy(model)
         trained = [each for each in model.parameters() if each.requires_grad]
         if not trained:
             raise SettingError("the model has no parameter that requires a gradient: there is nothing to train")
+        shapes = [tuple(each.shape) for each in trained]
+        told = {"batch": batch, "length of the data set": length, "seconds to measure": seconds, "model": shapes}
+        fleet.agree({what: str(value) for what, value in told.items()})
         one_step = _steps(model, loss, dataset, optimizer(trained), collate_fn)
         steps = _compute(fleet, one_step, batch, seconds * PARTS["compute"])
         half = seconds * PARTS["sums"] / 2
@@ -119,7 +124,8 @@ def _steps(
 def _compute(fleet: Fleet, step: Callable[[int], None], batch: int, seconds: float) -> list[list[tuple[int, float]]]:
     """Seconds of a step with several numbers of examples, of each worker, while all of them compute."""
     share = -(-batch // fleet.size)
-    sizes = sorted({max(1, share // 4), max(1, share // 2), share, 2 * share})
+    least = min(share, 2)  # batch normalisation cannot do with one example
+    sizes = sorted({max(least, share // 4), max(least, share // 2), share, 2 * share})
     own: list[tuple[int, float]] = []
     for size in sizes:
         step(size)  # the first of its size makes room, and chooses algorithms

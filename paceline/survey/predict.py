@@ -18,6 +18,8 @@ EVERY = 8
 
 NEAR = 1.1  # what takes no longer than this times the fastest is as good: then the plainer method is recommended
 
+FLAT = 1e-6  # of a step's time: what an example takes at least, where more of them seem to take no longer
+
 OWN_AND_OTHERS = 2  # exchanges for each that a worker begins: somebody begins one with it, too
 
 
@@ -69,7 +71,7 @@ class Forecast(NamedTuple):
 def fit(points: Sequence[tuple[int, float]]) -> Speed:
     """The line ``fixed + per_example * n`` that is nearest to the measured seconds, in parts of these.
 
-    Neither is below zero: then the line goes through the origin, or is flat.
+    Neither is below zero: then the line goes through the origin, or is all but flat, since nothing takes no time.
     """
     weights = [1 / seconds**2 for _, seconds in points]
     total = sum(weights)
@@ -77,7 +79,7 @@ def fit(points: Sequence[tuple[int, float]]) -> Speed:
     seconds = sum(w * s for w, (_, s) in zip(weights, points, strict=True)) / total
     spread = sum(w * (each - n) ** 2 for w, (each, _) in zip(weights, points, strict=True))
     along = sum(w * (each - n) * (s - seconds) for w, (each, s) in zip(weights, points, strict=True))
-    slope = max(along / spread, 0.0) if spread else 0.0
+    slope = max(along / spread if spread else 0.0, FLAT * seconds / n)
     if not spread or seconds < slope * n:
         squares = sum(w * each * each for w, (each, _) in zip(weights, points, strict=True))
         products = sum(w * each * s for w, (each, s) in zip(weights, points, strict=True))

@@ -220,7 +220,7 @@ def test_an_embedding_that_is_also_the_head_is_formed_for_few_examples_at_a_time
     ids = torch.randint(0, 3, (6, 4))
     expect_equal(Tokens().double(), (ids, ids[:, 0]), chunk_size=2)
     assert ear.heard == {"token.weight"}
-    assert len(ear.passes) == 2 * (1 + 3)  # one with all examples, which took too much memory
+    assert len(ear.passes) == 2 * (1 + 3)  # one to learn from
 
 
 @pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "2.weight", "2.bias"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import combinations
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from paceline.cli import app
 from paceline.errors import SettingError
 from paceline.survey.measure import pairings
 from tests.cli.processes import LIMIT, paceline
-from tests.pool import Pool
+from tests.pool import Pool, RemoteError
 from tests.problems import data, mlp
 
 
@@ -37,7 +38,7 @@ def test_all_workers_find_the_same_and_leave_the_model_alone(pool: Pool) -> None
     (one, kept), *others = pool.run(3, measured)
     assert kept
     assert all(other == (one, True) for other in others)
-    assert [[size for size, _ in points] for points in one.steps] == [[1, 3, 6]] * 3
+    assert [[size for size, _ in points] for points in one.steps] == [[2, 3, 6]] * 3
     assert [(link.one, link.other) for link in one.links] == [(0, 1), (0, 2), (1, 2)]
     assert min(link.bytes_per_second for link in one.links) > 0
     assert one.sum_seconds > 0
@@ -68,6 +69,7 @@ def test_every_two_meet_once(workers: int) -> None:
         ({"batch": 41}, r"batch \(41\) must be from one example for each of the 1 workers to the 40 of the data set"),
         ({"batch": 0}, r"batch \(0\) must be from one example"),
         ({"batch": 8, "seconds": 0.0}, r"seconds \(0\.0\) must be above zero"),
+        ({"batch": 8, "seconds": float("inf")}, r"seconds \(inf\) must be above zero, and finite"),
     ],
 )
 def test_bad_settings(how: dict[str, float], says: str) -> None:
@@ -78,6 +80,28 @@ def test_bad_settings(how: dict[str, float], says: str) -> None:
 def test_a_model_without_parameters() -> None:
     with pytest.raises(SettingError, match="nothing to train"):
         survey.measure(nn.Identity(), loss, data(40), batch=8)
+
+
+def test_complex_parameters() -> None:
+    with pytest.raises(SettingError, match="complex parameters"):
+        survey.measure(nn.Linear(2, 2, dtype=torch.complex64), loss, data(40), batch=8)
+
+
+def disagrees() -> None:
+    rank = int(os.environ["RANK"])
+    survey.measure(mlp(), loss, data(40), batch=8, seconds=0.1 + rank, deadline=30.0)
+
+
+def test_all_measure_for_the_same_time(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, disagrees):
+        assert isinstance(outcome, RemoteError)
+        assert "seconds to measure" in outcome.text
+
+
+def test_a_file_that_cannot_be_written_is_told_before(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["probe", "-w", "1", "--out", str(tmp_path / "missing" / "found.json")])
+    assert found.exit_code != 0
+    assert "cannot be written: No such file or directory" in " ".join(found.output.split())
 
 
 def test_the_command_recommends_a_method(tmp_path: Path) -> None:

@@ -96,6 +96,13 @@ def test_no_line_promises_less_than_nothing(points: list[tuple[int, float]]) -> 
     assert finish(found, 1) > 0
 
 
+def test_steps_that_more_examples_make_no_longer() -> None:
+    flat = fit([(1, 0.03), (2, 0.02), (4, 0.01)])
+    assert flat.per_example > 0
+    assert finish(flat, 4) == pytest.approx(finish(flat, 1), rel=1e-4)
+    assert recommend(forecasts(survey([flat, flat]))).name == "all-reduce"
+
+
 def test_a_survey_is_kept_as_json() -> None:
     made = survey([Speed(0.5, 0.25)])
     assert msgspec.json.decode(msgspec.json.encode(made), type=Survey) == made
