@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # Tests at once; 0 for one after the other. Most wait for processes of their own most of the time.
-JOBS   ?= 0
+JOBS   ?= 2
 TOGETHER := --numprocesses $(JOBS) --dist loadgroup
 
 .PHONY: demo test test-all check bench clean
