@@ -22,6 +22,7 @@ from paceline.sync.every import Every
 
 __all__ = [
     "Adaptive",
+    "PiecewiseRoles",
     "Roles",
     "ad_psgd",
     "adadagrad",
@@ -44,7 +45,12 @@ class Roles(TypedDict):
     balance: NotRequired[Balance]
     sync: NotRequired[Sync]
     lr: NotRequired[LearningRate]
-    micro: NotRequired[int]
+
+
+class PiecewiseRoles(Roles):
+    """The same with the size of the pieces that each worker does its share in."""
+
+    micro: int
 
 
 def uneven(batch: int, *, every: int = 20) -> Roles:
@@ -99,7 +105,7 @@ def unreliable(
     return {"batch": Fixed(batch), "sync": gossip}
 
 
-def everything(start: int, limit: int, micro: int, *, eta: float = 0.7, every: Every | int = 4) -> Roles:
+def everything(start: int, limit: int, micro: int, *, eta: float = 0.7, every: Every | int = 4) -> PiecewiseRoles:
     """For uneven machines behind slow links, and a batch that nobody knows: all that goes together.
 
     One measurement, the sketches of micro-batches, serves three decisions: the order of the next epoch (PairBalance),

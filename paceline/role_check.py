@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from paceline.errors import SettingError
@@ -65,20 +66,22 @@ def check_roles(roles: dict[str, object], probe: Probe | None, local_data: bool)
         method, example = METHODS[name]
         check_object(name, role, method, f"pl.{example}")
     always = probe is not None and probe.always
-    for role in roles.values():
-        if isinstance(role, Choosy):
-            role.refuse(roles, always, local_data)
+    choosy = [role for role in roles.values() if isinstance(role, Choosy) and callable(role.refuse)]
+    for role in choosy:
+        role.refuse(roles, always, local_data)
     if not (probe is None or always or asking(roles, Need)):
-        raise SettingError(
-            f"probe={probe!r} has no effect, since no role asks for measurements; leave it out, or write "
-            "Probe(always=True, …) for the record"
-        )
+        remedy = "leave it out"
+        with suppress(SettingError):
+            for role in choosy:
+                role.refuse(roles, True, local_data)
+            remedy += ", or write Probe(always=True, …) for the record"
+        raise SettingError(f"probe={probe!r} has no effect, since no role asks for measurements; {remedy}")
 
 
 def asking(roles: dict[str, object], needs: Iterable[Need]) -> dict[str, object]:
     """The roles that ask the probe for any of these, by name."""
     wanted = frozenset(needs)
-    return {name: role for name, role in roles.items() if isinstance(role, Asker) and role.needs & wanted}
+    return {name: role for name, role in roles.items() if isinstance(role, Asker) and wanted & set(role.needs)}
 
 
 def refuse_comparing(roles: dict[str, object], always: bool, but: str, *, all_that_learn: bool = False) -> None:
@@ -91,9 +94,10 @@ def refuse_comparing(roles: dict[str, object], always: bool, but: str, *, all_th
         comparing |= {name: role for name, role in roles.items() if isinstance(role, Observer)}
     for name, role in comparing.items():
         far = asking({name: role}, (Need.DIRECTION, Need.COORDINATES))
+        plain = f"{PLAIN[name]} as batch, and no balance" if roles["batch"] is roles["balance"] else PLAIN[name]
         raise SettingError(
             f"{name}={role!r} learns from what all workers did in the same step, but {but}; use "
-            f"sync.{'AllReduce' if far else 'LocalSGD'}, or {PLAIN[name]}"
+            f"sync.{'AllReduce' if far else 'LocalSGD'}, or {plain}"
         )
     if always:
         raise SettingError(
@@ -130,9 +134,10 @@ def needs_of(roles: dict[str, object], unit: Unit, first: Plan) -> frozenset[Nee
     comparing = {name: role for name, role in askers.items() if role.needs != {Need.UNITS}}
     if comparing and sum(units) < 2:
         names = " and ".join(f"{name}={role!r}" for name, role in comparing.items())
+        smaller = f"give micro={first.batch // 2} or less, or start more workers" if first.batch > 1 else "give more"
         raise SettingError(
             f"{names} compares gradients within a step, but a step of {first.batch} examples is one micro-batch of "
-            f"one worker; give micro={first.batch // 2} or less, or start more workers"
+            f"one worker; {smaller}"
         )
     return needs
 

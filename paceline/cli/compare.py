@@ -92,7 +92,7 @@ def compare(
         settings = settings or ([] if script else list(DEFAULTS))
         task = _task(task, settings, epochs, seconds)
         unit, much = ("seconds", seconds) if seconds else ("epochs", epochs or EPOCHS.get(task, OTHER_EPOCHS))
-        field = [of_setting(name, task, [f"--{unit}", f"{much:g}"]) for name in settings]
+        field = [of_setting(name, task, [f"--{unit}", str(much)]) for name in settings]
         field += [of_script(text, number) for number, text in enumerate(script or [], start=1)]
         _check_field(field, seeds)
         place = _place(workers, cluster)
@@ -205,7 +205,13 @@ def _show(found: Sequence[Row], facts: dict[str, str], target: float | None, fol
     screen = Console(highlight=False, emoji=False, markup=False)
     if not screen.is_terminal:  # a file or a pipe has no width, but the table needs some
         screen = Console(highlight=False, emoji=False, markup=False, width=140)
-    report = folder / "report.html"
-    report.write_text(page(_title(found, facts["task"]), facts, found, target), encoding="utf-8")
     screen.print(terminal_table(found, target))
+    report = folder / "report.html"
+    # A file name may hold what is no letter.
+    text = page(_title(found, facts["task"]), facts, found, target).encode("utf-8", errors="replace")
+    try:
+        report.write_bytes(text)
+    except OSError as error:
+        say(f"the report {report} cannot be written: {error.strerror}", "red")
+        raise typer.Exit(1) from error
     screen.print(f"\nThe report: {report}", soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -26,6 +27,7 @@ BUILDING = 60.0  # seconds for the lab to build its network, and to take it down
 PARTING = 15.0  # seconds for a launcher to end its workers when it is told to
 LINES, LONGEST = 6, 2000  # of what a training has said last, in lines and letters
 OUTPUT = "output.txt"
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # what a terminal would obey
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Contestant:
 
     def command(self, folder: Path, seed: int) -> list[str]:
         """The words of one training."""
-        return [word.replace("{folder}", str(folder)).replace("{seed}", str(seed)) for word in self.words]
+        told = {"{folder}": str(folder), "{seed}": str(seed)}
+        # In one pass: the folder's own name may have braces.
+        return [re.sub(r"\{folder\}|\{seed\}", lambda found: told[found[0]], word) for word in self.words]
 
 
 def of_setting(name: str, task: str, length: Sequence[str]) -> Contestant:
@@ -93,7 +97,7 @@ class InLab:
 
     def start(self, command: Sequence[str], folder: Path, limit: float) -> tuple[list[str], float]:
         """What to run, and how many seconds it may take: the lab keeps the limit by itself."""
-        options = [self.cluster, "--out", str(folder), "--limit", f"{limit:g}"]
+        options = [self.cluster, "--out", str(folder), "--limit", str(limit)]
         return [sys.executable, "-m", "paceline", "lab", "run", *options, "--", sys.executable, *command], (
             limit + BUILDING
         )
@@ -112,7 +116,8 @@ class InLab:
 def compete(contestant: Contestant, seed: int, place: Local | InLab, folder: Path, limit: float) -> str | None:
     """Let a contestant train, into a new folder; gives what went wrong, or None.
 
-    Nothing that it has started is left after ``limit`` seconds, or when this is interrupted.
+    None of its workers is left after ``limit`` seconds, or when this is interrupted, however often. What these have
+    started in sessions of their own is theirs to end.
     """
     folder.mkdir(parents=True)
     words, seconds = place.start(contestant.command(folder, seed), folder, limit)
@@ -134,18 +139,32 @@ def compete(contestant: Contestant, seed: int, place: Local | InLab, folder: Pat
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a launcher with its workers: in order, at once at the second signal, and for certain."""
+    """End a launcher with its workers: in order, at once at the second signal, and for certain.
+
+    Who interrupts that is in a hurry: it goes on with the next signal.
+    """
+    impatient = False
     for _ in range(2):
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(PARTING / 2)
+            except subprocess.TimeoutExpired:
+                pass
+            except KeyboardInterrupt:
+                impatient = True
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if impatient:
+        raise KeyboardInterrupt
 
 
 def _tail(path: Path) -> str:
-    text = path.read_text(errors="replace") if path.exists() else ""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:  # it may be gigabytes
+        file.seek(max(0, path.stat().st_size - 4 * LONGEST))
+        text = CONTROL.sub("", file.read(4 * LONGEST).decode(errors="replace"))
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-LINES:])[-LONGEST:]

@@ -56,7 +56,8 @@ def axis_over(
 ) -> Axis:
     """An axis from ``low`` to ``high``; ``whole`` makes it begin and end at a number, but not beyond ``most``."""
     # Values that differ by rounding alone are one value.
-    high = high if high - low > max(TINY, TINY * abs(low), TINY * abs(high)) else low + 1.0
+    if high - low <= max(TINY, TINY * abs(low), TINY * abs(high)):
+        low, high = (low - 1.0, low) if low + 1.0 > most else (low, low + 1.0)
     step = nice((high - low) / ticks)
     if whole:
         low, high = step * math.floor(low / step + 1e-9), min(most, step * math.ceil(high / step - 1e-9))

@@ -25,8 +25,8 @@ SETTINGS: dict[str, Callable[[], Mapping[str, Any]]] = {
     "local-sgd-8bit": lambda: recipes.slow_links(BATCH, every=EVERY),
     "gossip": lambda: recipes.unreliable(BATCH, every=EVERY, bind=_own_address()),
     "by-speed": lambda: recipes.uneven(BATCH),
-    "norm-test": lambda: {"batch": NormTest(start=BATCH, limit=LIMIT, eta=0.7), "lr": AdaScale(base=BATCH)},
-    "everything": lambda: recipes.everything(BATCH, LIMIT, MICRO),
+    "norm-test": lambda: {"batch": NormTest(start=BATCH, limit=LIMIT, eta=0.7), "lr": AdaScale(base=BATCH, power=0.5)},
+    "everything": lambda: {**recipes.everything(BATCH, LIMIT, MICRO), "lr": AdaScale(base=BATCH, power=0.5)},
 }
 """What makes the arguments of ``Run`` that differ from the defaults, by name; called in every worker."""
 

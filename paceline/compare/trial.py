@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from paceline import record
 from paceline.errors import PacelineError
 from paceline.events import Event, Measured, StepDone
@@ -105,7 +107,7 @@ class _Reader:
         return self
 
     def _measured(self, event: Measured) -> None:
-        self._still += event.values.get(EVALUATION, 0.0)
+        self._still += max(0.0, event.values.get(EVALUATION, 0.0))
         self._early += [event.values[name] for name in ACCURACY if name in event.values][:1]
         if event.step <= self._done:
             self._place_early()
@@ -122,7 +124,7 @@ class _Reader:
         for pieces, (count, load, compute, wait) in zip(self.workers, rows, strict=False):
             spent = load, compute, wait, event.communicate_seconds
             pieces.append(Piece(self._now, seconds, count, event.batch, *spent))
-        self.pace.add(event)
+        self.pace.add(msgspec.structs.replace(event, seconds=seconds))
         self._now += seconds
         self._examples, self._done = event.examples, event.step + 1
         self.bytes_sent += event.bytes_sent
@@ -144,6 +146,9 @@ def read_trial(folder: Path, label: str, seed: int = 0, error: str | None = None
         missing = f"no step was recorded in {folder}; give the script's Run that folder: Run(…, record=folder)"
         return Trial(label, seed, error=error or missing)
     first = read[0]
+    if wrong := [point.accuracy for point in first.points if not 0 <= point.accuracy <= 1]:
+        outside = f"an accuracy of {wrong[0]:g} was recorded; it must be a share from 0 to 1, not in percent"
+        return Trial(label, seed, error=error or outside)
     known = first.pace.efficiency
     return Trial(
         label=label,

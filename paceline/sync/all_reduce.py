@@ -65,7 +65,7 @@ class AllReduce:
         for name, role in asking(roles, (Need.OWN,)).items():
             raise SettingError(
                 f"AllReduce takes the mean of all gradients, so that {name}={role!r} cannot give a worker a batch of "
-                "its own; use LocalSGD with it, or batch.NormTest for all together"
+                "its own; use LocalSGD with it, or batch.NormTest for all together, and no balance"
             )
 
     def attach(self, fleet: Fleet, replica: Replica, probe: Probe) -> None:

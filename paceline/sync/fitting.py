@@ -68,6 +68,6 @@ def refuse_roles(role: LocalSGD, roles: dict[str, object], always: bool) -> None
         )
     if role.measuring is not Measuring.FIRST and not always and not asking(roles, (Need.VARIANCE,)):
         raise SettingError(
-            f"{title}(measuring={role.measuring}) has no effect, since no role compares gradients; leave it out, or "
-            "use batch.NormTest or lr.AdaScale"
+            f"{title}(measuring={role.measuring}) has no effect, since no role asks for the noise of gradients; leave "
+            "it out, or use batch.NormTest or lr.AdaScale"
         )

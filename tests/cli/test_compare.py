@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -78,6 +79,46 @@ def test_one_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
     assert [alive(pid) for pid in pids(tmp_path)] == [False]
 
 
+def test_who_interrupts_twice_leaves_nothing_behind_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    deaf = script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPS)
+    waits = subprocess.Popen.wait
+    interrupted: list[float | None] = []
+
+    def interrupt(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:
+            return waits(process)
+        until(lambda: bool(list(tmp_path.glob("ready-*"))), "the script")
+        interrupted.append(timeout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compete(of_script(deaf, 1), 0, Bare(1), tmp_path / "out", 60.0)
+    assert len(interrupted) == 3  # the training, and both signals that it did not hear
+    assert [alive(pid) for pid in pids(tmp_path)] == [False]
+
+
+def test_the_last_words_of_one_that_talks_a_lot(tmp_path: Path) -> None:
+    path = tmp_path / "output.txt"
+    path.write_text("nothing\n" * 1_000_000 + "\x1b[31mred\x1b[0m\x07 end\n")
+    assert Local(1).last_words(tmp_path).splitlines() == ["nothing"] * 5 + ["red end"]
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hindered(contestant: Contestant, *_: object) -> str:
+        (tmp_path / "new" / "report.html").mkdir()
+        return "not today"
+
+    monkeypatch.setattr("paceline.cli.compare.compete", hindered)
+    found = CliRunner().invoke(app, ["compare", "all-reduce", "--seeds", "1", "--out", str(tmp_path / "new")])
+    assert found.exit_code == 1
+    assert "not today" in found.stdout
+    assert "cannot be written" in found.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_it_leaves_nothing_behind_but_the_report(tmp_path: Path, number: signal.Signals) -> None:
@@ -109,7 +150,7 @@ def test_the_report_tells_of_the_trainings_before_a_stop(tmp_path: Path, monkeyp
 def test_every_setting_can_be_made() -> None:
     assert set(DEFAULTS) <= set(SETTINGS)
     for name, make in SETTINGS.items():
-        assert {"batch", "sync", "balance", "order", "lr"} >= set(make())
+        assert {"batch", "sync", "balance", "order", "lr", "micro"} >= set(make())
         assert of_setting(name, "digits", ["--epochs", "1"]).takes_seed
 
 
@@ -118,6 +159,7 @@ def test_the_words_of_a_script(tmp_path: Path) -> None:
     assert of_script(f"{path} --rate '0 1'", 1).command(Path("f"), 3) == [path, "--rate", "0 1", "--folder", "f"]
     own = of_script("-m mine --out={folder}/x --seed {seed}", 2)
     assert own.command(Path("f"), 3) == ["-m", "mine", "--out=f/x", "--seed", "3"]
+    assert own.command(Path("f{seed}"), 3) == ["-m", "mine", "--out=f{seed}/x", "--seed", "3"]
     assert (own.label, own.takes_seed) == ("script 2", True)
     for wrong in ("", "-m", "missing.py", "'open"):
         with pytest.raises(SettingError, match=r"--script|no script"):

@@ -32,6 +32,10 @@ def test_an_axis_of_whole_steps_holds_all_values() -> None:
 def test_one_value_alone_has_an_axis_too() -> None:
     assert axis_over(3, 3, 0, 100).at(3) == 0
     assert axis_over(0, 0, 0, 100, whole=True).high == 1
+    for share in (0.0, 0.5, 1.0):
+        axis = axis_over(share, share, 0, 100, whole=True, most=1.0)
+        assert axis.low < axis.high <= 1.5
+        assert 0 <= axis.at(share) <= 100
 
 
 numbers = st.floats(-1e6, 1e6)

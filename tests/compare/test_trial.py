@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from paceline.compare import Piece, Trial, read_trial
@@ -48,6 +49,20 @@ def test_an_accuracy_belongs_behind_the_step_in_which_it_was_logged(tmp_path: Pa
 def test_what_is_logged_between_two_steps_belongs_there(tmp_path: Path) -> None:
     found = read_trial(write(tmp_path, [step(0), measured(1, accuracy=0.5), step(1)]), "one")
     assert found.points[0].examples == 64
+
+
+@pytest.mark.parametrize("wrong", [96.0, -0.1, float("inf")])
+def test_an_accuracy_that_is_no_share_is_told(tmp_path: Path, wrong: float) -> None:
+    found = read_trial(write(tmp_path, [step(0), measured(1, accuracy=wrong), step(1)]), "one")
+    assert found.error is not None
+    assert "must be a share from 0 to 1" in found.error
+
+
+def test_steps_with_an_evaluation_do_not_weigh_more(tmp_path: Path) -> None:
+    quick = msgspec.structs.replace(step(0), efficiency=0.5)
+    slow = msgspec.structs.replace(step(1, seconds=1.01), efficiency=1.0)
+    found = read_trial(write(tmp_path, [quick, measured(2, evaluation_seconds=1.0), slow]), "one")
+    assert found.efficiency == pytest.approx(0.75)
 
 
 def test_each_worker_of_a_swarm_has_a_record(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+import torch
 
 import paceline as pl
 from paceline.roles import Asker, Observer
@@ -12,6 +13,7 @@ from tests.compose.catalogue import CATALOGUE, DEFAULTS, ROLES, method
 from tests.compose.choices import pairs, sampled
 from tests.compose.jobs import make
 from tests.compose.rules import NEEDS, RULES, broken, choice
+from tests.problems import data, mlp
 
 # Public classes that are no method of a role, nor a setting of one that changes how roles go together.
 NOT_OF_A_RUN = {
@@ -90,3 +92,20 @@ def test_what_cannot_be_together_is_refused_when_the_run_is_made() -> None:
             if all(each.title in said for each in rule[0]) and all(name.split()[-1] in said for _, name in rule[1])
         ]
         assert fitting, f"{chosen}: {said}"
+
+
+def test_an_idle_probe_is_told_to_be_left_out_and_no_more_where_nothing_is_measured() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for sync, always in ((pl.sync.AllReduce(), True), (pl.sync.Gossip(2), False)):
+        with pytest.raises(pl.SettingError, match=r"no role asks for measurements; leave it out") as caught:
+            pl.Run(model, optimizer, data(40), batch=8, sync=sync, probe=pl.Probe(size=64))
+        assert ("Probe(always=True" in str(caught.value)) is always
+
+
+def test_a_role_of_ones_own_may_have_an_attribute_of_any_name() -> None:
+    class Own(pl.batch.Fixed):
+        refuse = True
+
+    model = mlp()
+    pl.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), data(40), batch=Own(8)).close()
