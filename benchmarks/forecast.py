@@ -69,7 +69,8 @@ class Window:
 def with_ddp(task: tasks.Task, model: torch.nn.Module, batch: int, window: Window) -> None:
     """A plain loop, in which all find out every few steps whether one has done enough."""
     dist.init_process_group("gloo")
-    share, at = batch // dist.get_world_size(), dist.get_rank() * batch
+    share = batch // dist.get_world_size()
+    at = dist.get_rank() * share
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3, momentum=0.9)
     enough = torch.zeros(1)

@@ -78,7 +78,10 @@ def probe(
 def _check_writable(out: Path) -> None:
     """Now, and not after a minute of measuring."""
     try:
+        new = not out.exists()
         out.touch()
+        if new:
+            out.unlink()
     except OSError as error:
         raise SettingError(f"--out ({out}) cannot be written: {error.strerror}") from error
 

@@ -107,5 +107,6 @@ def test_a_role_of_ones_own_may_have_an_attribute_of_any_name() -> None:
     class Own(pl.batch.Fixed):
         refuse = True
 
-    model = mlp()
-    pl.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), data(40), batch=Own(8)).close()
+    model, own = mlp(), Own(8)
+    with pl.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), data(40), batch=own) as run:
+        assert run.batch is own

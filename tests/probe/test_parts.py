@@ -23,11 +23,6 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def ear(monkeypatch: pytest.MonkeyPatch) -> Ear:
-    return Ear(monkeypatch)
-
-
 CONVOLUTIONS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "1d": (nn.Conv1d(4, 6, 3), (4, 9)),
     "1d, all": (nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=2, groups=2), (4, 9)),

@@ -26,11 +26,6 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def ear(monkeypatch: pytest.MonkeyPatch) -> Ear:
-    return Ear(monkeypatch)
-
-
 def weights_of(model: nn.Module) -> set[str]:
     return {name for name, _ in model.named_parameters() if name.endswith("weight")}
 

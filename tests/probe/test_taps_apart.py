@@ -21,11 +21,6 @@ from .taps import Ear, Ways, batch_of, by_torch_func, expect_equal, measure
 BOTH = {"first.weight", "second.weight"}
 
 
-@pytest.fixture
-def ear(monkeypatch: pytest.MonkeyPatch) -> Ear:
-    return Ear(monkeypatch)
-
-
 def straight(model: Any, x: Tensor) -> Any:
     out: Tensor = model.second(model.first(x).tanh())
     return out
