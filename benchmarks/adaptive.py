@@ -31,6 +31,7 @@ RATES: dict[str, Any] = {"lr": 0.02, "adagrad": 0.01, "norm": 2.0}
 FIXED = [32, 128, 512, 2048, 4096]
 METHODS = [f"{name}, {what}" for name in OPTIMIZERS for what in ("fixed 32", "adaptive", "published")]
 METHODS += [f"{name}, fixed {size}" for size in FIXED[1:] for name in OPTIMIZERS]
+ALONE = [method for method in METHODS if ", fixed " in method]
 METHODS += [f"SGD, gain {size}" for size in FIXED[1:]]
 METHODS += [f"{name}, root" for name in ("AdaGrad", "AdaGradNorm")]
 
@@ -51,4 +52,4 @@ def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
 
 
 if __name__ == "__main__":
-    compare("adaptive", __doc__, make, METHODS, without=["batch"], epochs=8, **RATES)
+    compare("adaptive", __doc__, make, METHODS, without=["batch"], alone=ALONE, epochs=8, **RATES)

@@ -19,6 +19,7 @@ SCALES = [8, 16, 32]
 MICRO = 128
 RULES = ["linear", "adascale", "adascale to the end", "constant"]
 METHODS = ["base", *(f"{rule} x{scale}" for scale in SCALES for rule in RULES)]
+ALONE = [method for method in METHODS if not method.startswith("adascale")]
 
 
 def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
@@ -34,4 +35,4 @@ def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
 
 
 if __name__ == "__main__":
-    compare("adascale", __doc__, make, METHODS, task="cifar10", model="lenet", batch=64, lr=0.02)
+    compare("adascale", __doc__, make, METHODS, alone=ALONE, task="cifar10", model="lenet", batch=64, lr=0.02)

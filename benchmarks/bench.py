@@ -36,7 +36,7 @@ def _begin(rank: int, workers: int, port: int, job: Callable[..., Any], args: tu
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(workers), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))  # taskset leaves room for others
     job(*args)
 
 

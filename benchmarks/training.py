@@ -145,13 +145,15 @@ def compare(
     methods: Sequence[str],
     usual: Sequence[str] | None = None,
     without: Sequence[str] = (),
+    alone: Sequence[str] = (),
     **defaults: Any,
 ) -> None:
     """Train with all methods and seeds, and show what came of it beside the first method.
 
     What was trained before with the same settings is not trained again: every training is a line in a file that is kept
     in the repository, so that a comparison of hours can be interrupted, and methods be added. ``without`` are settings
-    that make no difference to these methods.
+    that make no difference to these methods. Those in ``alone`` are trained by one worker: several would train the same
+    model, to rounding (tests/laws/test_equals_one_process.py), in three times as many seconds of the processor.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     settings: dict[str, Any] = {
@@ -185,16 +187,17 @@ def compare(
     options = vars(parser.parse_args())
     chosen = options.pop("methods") or list(usual or methods)
     seeds, anew = range(options.pop("seeds")), options.pop("anew")
-    done = Done(f"{question}-{options['task']}", options, anew)
+    done = Done(f"{question}-{options['task']}", anew)
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in chosen}
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
             for method in chosen:
-                if (one := done.get(method, seed)) is None:
+                mine = options | {"workers": 1} if method in alone else options
+                if (one := done.get(method, seed, mine)) is None:
                     file = Path(folder) / "found.json"
-                    bench.launch(options["workers"], train, make, method, options, seed, str(file))
+                    bench.launch(mine["workers"], train, make, method, mine, seed, str(file))
                     one = json.loads(file.read_text())
-                    done.add(method, seed, one)
+                    done.add(method, seed, mine, one)
                 found[method].append(one)
                 print(f"seed {seed}, {method}: {one}", flush=True)
     for method in chosen:
@@ -203,22 +206,22 @@ def compare(
 
 
 class Done:
-    """The trainings with these settings that there are in a file already, one on each line."""
+    """The trainings that there are in a file already, one on each line."""
 
-    def __init__(self, name: str, settings: dict[str, Any], anew: bool) -> None:
-        self._settings = settings
+    def __init__(self, name: str, anew: bool) -> None:
         self._file = bench.trainings_in() / f"{name}.jsonl"
         lines = self._file.read_text().splitlines() if self._file.exists() and not anew else []
-        records = [json.loads(line) for line in lines]
-        self._found = {(one["method"], one["seed"]): one["found"] for one in records if one["settings"] == settings}
+        self._records = [json.loads(line) for line in lines]
 
-    def get(self, method: str, seed: int) -> dict[str, Any] | None:
-        """What came of a training; None if it was not done."""
-        return self._found.get((method, seed))
+    def get(self, method: str, seed: int, settings: dict[str, Any]) -> dict[str, Any] | None:
+        """What came of the last training with these settings; None if it was not done."""
+        wanted = {"method": method, "seed": seed, "settings": settings}
+        found = [one["found"] for one in self._records if wanted.items() <= one.items()]
+        return found[-1] if found else None
 
-    def add(self, method: str, seed: int, found: dict[str, Any]) -> None:
+    def add(self, method: str, seed: int, settings: dict[str, Any], found: dict[str, Any]) -> None:
         """Keep what came of one."""
-        record = {"method": method, "seed": seed, "settings": self._settings, "found": found}
+        record = {"method": method, "seed": seed, "settings": settings, "found": found}
         with self._file.open("a") as file:
             print(json.dumps({**record, "time": time.strftime("%Y-%m-%d %H:%M")}), file=file)
 

@@ -73,13 +73,13 @@ def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert [len(found[name]) for name in ("all-reduce", "H = 4")] == [1, 1]
     assert found["all-reduce"][0]["steps"] == found["H = 4"][0]["steps"] == 2
     assert found["H = 4"][0]["rounds"] == 1
-    # Again with one method more: what was trained is not trained again.
+    # Again with one method more: what was trained is not trained again, and one worker is enough for some.
     monkeypatch.setattr(sys, "argv", ["accuracy.py", *arguments.split(), *methods, "--method", "H = 16"])
     before, trained = found, []
     launch = bench.launch
-    monkeypatch.setattr(bench, "launch", lambda *given: trained.append(given[3]) or launch(*given))  # type: ignore[func-returns-value]
-    training.compare("accuracy", accuracy.__doc__, accuracy.make, list(accuracy.METHODS), accuracy.USUAL)
+    monkeypatch.setattr(bench, "launch", lambda *given: trained.append((given[0], given[3])) or launch(*given))  # type: ignore[func-returns-value]
+    training.compare("accuracy", accuracy.__doc__, accuracy.make, list(accuracy.METHODS), alone=["H = 16"])
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert trained == ["H = 16"]
+    assert trained == [(1, "H = 16")]
     assert {name: last["results"]["methods"][name] for name in before} == before
     assert json.loads((tmp_path / "results" / "accuracy-digits.json").read_text()) == last
