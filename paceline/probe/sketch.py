@@ -23,6 +23,10 @@ SIZE = 4093
 # enough to make the calls themselves cheap.
 CHUNK_ROWS = 64
 
+# Gradients of at least so many numbers go through numba's one pass: it takes a fifth of the time for a million of them,
+# half for a hundred thousand; below, its import (a second) and its calls are not repaid.
+FUSED_FROM = 50_000
+
 
 def check_size(size: int) -> None:
     """Refuse a sketch without numbers."""
@@ -67,9 +71,10 @@ class SignSketch:
     which is about 2 ||g||^4 / size where the mass is spread evenly. (One sign for each column, reused by all
     rows, would not do: rows are then added up unchanged, and gradients are full of parallel rows.)
 
-    Memory: ``130 size + 2 length / size`` numbers, temporaries included; for :meth:`add_rows` without numba the signs
-    of all numbers are multiplied out, and these are kept. The image has ``dtype``; half-precision
-    gradients are converted on the way. The same seed gives the same map on every device.
+    On processors, with numba, long vectors take one pass. Memory: ``130 size + 2 length / size`` numbers, temporaries
+    included; for :meth:`add_rows` without numba the signs of all numbers are multiplied out, and these are kept. The
+    image has ``dtype``; half-precision gradients are converted on the way. The same seed gives the same map on every
+    device.
     """
 
     def __init__(
@@ -112,8 +117,8 @@ class SignSketch:
     @torch.no_grad()
     def add_rows(self, out: Tensor, rows: Tensor, offset: int) -> None:
         """Add to each row of ``out`` the image of that of ``rows``, which sits at flat position ``offset``."""
-        if out.is_cpu and has_numba():
-            self._add_fused(out, rows.new_ones(len(rows), 1), rows, offset)
+        if _is_fused(out):
+            self._add_fused(out, rows.new_ones(len(rows), 1), [rows], offset)
             return
         signed = rows * self._signs[offset : offset + rows.shape[1]]
         begin = offset % self.size
@@ -128,18 +133,22 @@ class SignSketch:
     @torch.no_grad()
     def add_outer(self, out: Tensor, left: Tensor, right: Tensor, offset: int) -> None:
         """The same for outer products of rows, left right^T, which are not formed where numba is installed."""
-        if out.is_cpu and has_numba():
-            self._add_fused(out, left, right, offset)
+        if _is_fused(out):
+            self._add_fused(out, left, [right], offset)
             return
         count = max(1, CHUNK_ROWS * self.size // (left.shape[1] * right.shape[1]))
         for image, *sides in zip(*(torch.split(each, count) for each in (out, left, right)), strict=True):
             self.add_rows(image, (sides[0].unsqueeze(2) * sides[1].unsqueeze(1)).flatten(1), offset)
 
-    def _add_fused(self, out: Tensor, left: Tensor, right: Tensor, offset: int) -> None:
+    def _add_fused(self, out: Tensor, left: Tensor, rights: Iterable[Tensor], offset: int) -> None:
+        """Add images of outer products that follow each other without a gap."""
         from paceline.probe.fused import add_outer  # takes a second, and not everybody has numba
 
-        sides = [each.to(out.dtype).contiguous() for each in (left, right)]
-        add_outer(*(each.numpy() for each in (out, *sides, self.rows, self.columns)), offset)
+        left = left.to(out.dtype).contiguous()
+        image, factors, rows, columns = (each.numpy() for each in (out, left, self.rows, self.columns))
+        for right in rights:
+            add_outer(image, factors, right.to(out.dtype).contiguous().numpy(), rows, columns, offset)
+            offset += left.shape[1] * right.shape[1]
 
     @cached_property
     def _signs(self) -> Tensor:
@@ -149,6 +158,10 @@ class SignSketch:
     @torch.no_grad()
     def _add_run(self, out: Tensor, tensors: Iterable[Tensor], start: int, scale: float) -> None:
         """Add the image of tensors that follow each other without a gap from flat position ``start``."""
+        if self.length >= FUSED_FROM and _is_fused(out):
+            flat = (tensor.detach().reshape(1, -1) for tensor in tensors)
+            self._add_fused(out.view(1, -1), out.new_full((1, 1), scale), flat, start)
+            return
         row, begin = divmod(start, self.size)
         capacity = len(self._buffer)
         for pieces in portions(tensors, capacity, first=capacity - begin):
@@ -208,8 +221,12 @@ def map_of(parameters: Sequence[Tensor], size: int | None, seed: int) -> LinearM
 
 @cache
 def has_numba() -> bool:
-    """Whether images of many vectors can be computed in one pass."""
+    """Whether images can be computed in one pass."""
     return find_spec("numba") is not None
+
+
+def _is_fused(out: Tensor) -> bool:
+    return out.is_cpu and has_numba()
 
 
 def _runs(tensors: Sequence[Tensor], offsets: Sequence[int]) -> list[tuple[list[Tensor], int]]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -11,9 +12,18 @@ from torch import Tensor
 
 from paceline.errors import SettingError
 from paceline.probe import SignSketch
+from paceline.probe import sketch as module
 from paceline.probe.sketch import SIZE, Whole
 
 from .models import Allocations, tensors_in
+
+
+@pytest.fixture(autouse=True, scope="module", params=["numba", "torch"])
+def computed(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What computes it: by default that depends on the length."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "FUSED_FROM", 0 if request.param == "numba" else math.inf)
+        yield request.param
 
 
 def folded(vector: Tensor, size: int) -> Tensor:
@@ -193,3 +203,17 @@ def test_wrong_sizes_are_refused(length: int, size: int) -> None:
 
 def test_an_empty_model_has_a_zero_image() -> None:
     assert torch.equal(SignSketch(0, 5).of([], []), torch.zeros(5))
+
+
+def test_long_vectors_take_one_pass(computed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors: list[int] = []
+
+    def seen(sketch: SignSketch, out: Tensor, left: Tensor, rights: Iterable[Tensor], offset: int) -> None:
+        vectors.extend(right.numel() for right in rights)
+
+    monkeypatch.setattr(SignSketch, "_add_fused", seen)
+    SignSketch(60_000).of([torch.ones(200, 300)], [0])
+    assert vectors == ([60_000] if computed == "numba" else [])
+    monkeypatch.setattr(module, "has_numba", lambda: False)
+    SignSketch(60_000).of([torch.ones(200, 300)], [0])
+    assert len(vectors) <= 1
