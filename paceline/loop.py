@@ -61,7 +61,7 @@ class Loop:
         self._speakers = [role for role in roles if isinstance(role, Speaker)]
         self._counter = run.lr if isinstance(run.lr, Counter) else None
         self._unmet = run.sync if isinstance(run.sync, Unmet) else None
-        self.lessons = Lessons(run.order, run.fleet)
+        self.lessons = Lessons(run.order, run.fleet, alone=self._unmet is not None)
         self._asking = Asking(roles)
 
     def equip(self, parts: Machinery, journal: Journal) -> None:
@@ -194,6 +194,8 @@ class Loop:
             self._advance_apart(step, self.hand)
             return
         self.cursor = self._after
+        if self._unmet is not None:  # its epochs end between meetings, too
+            self.lessons.learn(self.cursor.progress, self._parts)
         # Where workers train apart, one may have skipped a step that others have done: it counts on all of them.
         if self._counter is not None and (step.phase is Phase.APPLIED or step.round is None):
             self._counter.stepped(step.plan.batch, 1)

@@ -6,6 +6,7 @@ from torch.optim import SGD, Optimizer
 
 from paceline.codec import Identity, Lattice
 from paceline.errors import SettingError
+from paceline.order.learnt import Learnt
 from paceline.replica import Replica
 from paceline.role_check import refuse_comparing
 from paceline.sync.optimizer_state import Average, Keep
@@ -31,6 +32,15 @@ def refuse_settings(graph: object, codec: object, optimizer_state: object) -> No
 
 def refuse_roles(roles: dict[str, object], always: bool, local_data: bool, invited: bool) -> None:
     """What needs all workers at once."""
+    order = roles["order"]
+    if local_data and isinstance(order, Learnt):
+        if not order.alone:
+            raise SettingError(
+                f"order={order!r} learns from the gradients of all workers, but under Gossip they never come together; "
+                "let each learn from its own: order.PairBalance(streams=order.WorkerStreams(shared_sum=False)), or use "
+                "sync.LocalSGD"
+            )
+        roles = roles | {"order": None}
     refuse_comparing(roles, always, "under Gossip they never come together", all_that_learn=True)
     if local_data and invited:
         raise SettingError(

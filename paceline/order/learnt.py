@@ -92,6 +92,11 @@ class Learnt:
         return 0 if self._single else self._unit
 
     @property
+    def alone(self) -> bool:
+        """Whether the order of a worker depends on its own gradients alone, so that workers need not meet."""
+        return isinstance(self._streams, WorkerStreams) and not self._streams.shared_sum
+
+    @property
     def orders(self) -> list[list[int]]:
         """The units of each stream in the order of the epoch."""
         return [list(order) for order in self._orders]
