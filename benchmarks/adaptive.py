@@ -46,7 +46,9 @@ def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
         power = 0.5 if what == "root" else 1.0
         return Roles(optimizer, policy, lr=pl.lr.AdaScale(base=START, power=power), micro=MICRO)
     if what == "published":
-        return Roles(optimizer, pl.batch.NormTest.as_published(start=START, limit=LIMIT, eta=options["eta"]), micro=MICRO)
+        return Roles(
+            optimizer, pl.batch.NormTest.as_published(start=START, limit=LIMIT, eta=options["eta"]), micro=MICRO
+        )
     kind, _, size = what.partition(" ")
     rule = pl.lr.AdaScale(base=START) if kind == "gain" else pl.lr.Constant()
     return Roles(optimizer, int(size), lr=rule, micro=MICRO)

@@ -22,16 +22,14 @@ import torch
 from benchmarks import bench
 from benchmarks.contestants import Contestant
 from benchmarks.contestants.job import Settings, build
-from benchmarks.sync_cost import EXAMPLES, assemble, present, take_turns
+from benchmarks.sync_cost import EXAMPLES, OUR_MODULE, assemble, dismiss, present, take_turns
 
 _MODULES = "benchmarks.contestants"
 ROSTER = [
-    Contestant("fixed", "Paceline, fixed", f"{_MODULES}.cost_paceline", ("fixed",)),
-    Contestant("norm-test", "Paceline, NormTest", f"{_MODULES}.cost_paceline", ("norm-test",)),
-    Contestant("pieces", "Paceline, fixed, 4 micro-batches", f"{_MODULES}.cost_paceline", ("fixed", "pieces")),
-    Contestant(
-        "tested pieces", "Paceline, NormTest, 4 micro-batches", f"{_MODULES}.cost_paceline", ("norm-test", "pieces")
-    ),
+    Contestant("fixed", "Paceline, fixed", OUR_MODULE, ("fixed",)),
+    Contestant("norm-test", "Paceline, NormTest", OUR_MODULE, ("norm-test",)),
+    Contestant("pieces", "Paceline, fixed, 4 micro-batches", OUR_MODULE, ("fixed", "pieces")),
+    Contestant("tested pieces", "Paceline, NormTest, 4 micro-batches", OUR_MODULE, ("norm-test", "pieces")),
     Contestant("ddp", "torch DDP", f"{_MODULES}.cost_ddp"),
     Contestant("adaptdl", "AdaptDL", f"{_MODULES}.cost_adaptdl", environment="adaptdl"),
 ]
@@ -63,8 +61,7 @@ def measure(model: str, roster: Sequence[Contestant], rounds: int) -> dict[str, 
         torch.save(build(settings).state_dict(), settings.initial)
         teams = assemble(roster, settings, Path(work), stack)
         turns = take_turns(teams, "train", rounds)
-        for team in teams.values():
-            team.part()
+        dismiss(teams.values())
     seconds = {name: [max(each["seconds"] for each in turn) for turn in found] for name, found in turns.items()}
     rows = {}
     for one in roster:

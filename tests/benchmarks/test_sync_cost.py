@@ -91,6 +91,25 @@ def test_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert results["tiny"][order]["paceline"]["ratio"] == 1.0
 
 
+class Parting:
+    """A team whose workers end badly."""
+
+    def __init__(self, ours: bool) -> None:
+        self.ours = ours
+
+    def part(self) -> None:
+        raise sync_cost.Failed("rank 0 ended with -6")
+
+
+def test_what_was_measured_outlives_a_peer_that_ends_badly(capsys: pytest.CaptureFixture[str]) -> None:
+    theirs: Any = Parting(ours=False)
+    sync_cost.dismiss([theirs])
+    assert "rank 0 ended with -6" in capsys.readouterr().out
+    ours: Any = Parting(ours=True)
+    with pytest.raises(sync_cost.Failed, match="-6"):
+        sync_cost.dismiss([ours])
+
+
 def test_who_crashes_is_named() -> None:
     with pytest.raises(sync_cost.Failed, match=r"who crashes: rank . ended: .*No module named"):
         sync_cost.measure(sync_cost.Workload([8, 6, 4], 2, 0), [CRASHES])
