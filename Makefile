@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= 2
 TOGETHER := --numprocesses $(JOBS) --dist loadgroup
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check bench docs clean
 
 demo: $(READY)
 	$(BIN)/paceline demo
@@ -29,14 +29,23 @@ bench: $(READY)
 	$(BIN)/python benchmarks/contest.py --task digits --seconds 10
 	$(BIN)/python benchmarks/links.py --rounds 1
 
+# Into an empty folder, so that no page of before is left; -W makes a warning an error.
+docs: $(VENV)/.docs
+	rm -rf site
+	$(BIN)/sphinx-build -W --keep-going --quiet -d $(VENV)/doctrees docs site
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis runs site
 
 # The constraints pin every version; the build tools are installed first, so that no build reaches for others.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt hatchling editables torch
 	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[docs]"
 	touch $@
 
 # An environment for each peer of the contest: what they depend on never enters ours.

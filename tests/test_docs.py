@@ -125,6 +125,13 @@ def test_the_readme_links_to_every_page() -> None:
     assert set(PAGES) - {ROOT / "README.md"} <= linked
 
 
+def test_promises_name_tests_that_are_there() -> None:
+    links = re.findall(r"\[(test_\w+)\]\(([^)]+)\)", (ROOT / "docs/promises.md").read_text())
+    assert len(links) > 40
+    for name, path in links:
+        assert f"def {name}(" in (ROOT / "docs" / path).read_text(), f"{path} has no {name}"
+
+
 def commands(page: Path) -> Iterator[list[str]]:
     for block in blocks(page, "sh"):
         for line in block.text.replace("\\\n", " ").splitlines():

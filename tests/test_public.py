@@ -129,5 +129,33 @@ def test_optional_packages_are_not_imported() -> None:
         assert f"'{package}'" not in imported
 
 
+UNPICKLES = re.compile(
+    r"^\s*(?:import|from) (?:pickle|cloudpickle|dill|marshal|shelve)\b"
+    r"|torch\.load\((?!.*weights_only=True)|np\.load\((?!.*allow_pickle=False)"
+    r"|\b(?:all_gather|gather|broadcast|scatter|send|recv)_object",
+    re.MULTILINE,
+)
+
+
+def test_nothing_from_outside_is_unpickled() -> None:
+    """The processes of ``paceline.testing`` start each other; nothing else in the package reads a pickle."""
+    read = {path: path.read_text() for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE / "testing"}
+    assert [path.name for path, text in read.items() if UNPICKLES.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "    from cloudpickle import loads",
+        "torch.load(file)",
+        "np.load(file, mmap_mode='c')",
+        "dist.all_gather_object(found, own)",
+    ],
+)
+def test_the_check_for_pickles_can_fail(line: str) -> None:
+    assert UNPICKLES.search(line)
+
+
 def test_the_version_is_in_the_changelog() -> None:
     assert f"## [{pl.__version__}]" in (ROOT / "CHANGELOG.md").read_text()

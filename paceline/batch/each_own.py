@@ -22,9 +22,9 @@ class EachOwn:
     """Under Local SGD every worker has a norm test of its own, and a local batch that follows it.
 
     Worker w compares the noise of its own gradient with the length of that, not with the length of everybody's mean:
-    b_w is at least sigma_w^2 / (eta^2 |g_w|^2). For data that differs from worker to worker. It decides about the batch
-    and about the shares, so give it to a run as both: ``Run(batch=own, balance=own, sync=LocalSGD(8), micro=…)``. Each
-    worker needs two micro-batches in a step.
+    b_w is at least ``sigma_w^2 / (eta^2 |g_w|^2)``. For data that differs from worker to worker. It decides about the
+    batch and about the shares, so give it to a run as both: ``Run(batch=own, balance=own, sync=LocalSGD(8), micro=…)``.
+    Each worker needs two micro-batches in a step.
 
     Args:
         policy: the test; ``start`` and ``limit`` are those of one worker.

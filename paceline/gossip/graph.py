@@ -187,10 +187,10 @@ class FromFile:
 def contraction(neighbours: Neighbours) -> float:
     """What part of the spread of the models one exchange takes away on average, at least.
 
-    The spread is sum_i |x_i - mean|². A member drawn at random averages with a neighbour drawn at random, so that the
-    pair (i, j) meets with probability p_ij = (1 / d_i + 1 / d_j) / n. Averaging takes |x_i - x_j|² / 2 away, hence
-    lambda_2 / 2 of the spread, with the second smallest eigenvalue of the Laplacian of the weights p_ij: the spectral
-    gap of the averaging. For the complete graph that is 1 / (n - 1), whatever the models are.
+    The spread is ``sum_i |x_i - mean|²``. A member drawn at random averages with a neighbour drawn at random, so that
+    the pair (i, j) meets with probability p_ij = (1 / d_i + 1 / d_j) / n. Averaging takes ``|x_i - x_j|² / 2`` away,
+    hence lambda_2 / 2 of the spread, with the second smallest eigenvalue of the Laplacian of the weights p_ij: the
+    spectral gap of the averaging. For the complete graph that is 1 / (n - 1), whatever the models are.
     """
     places = {member: at for at, member in enumerate(sorted(neighbours))}
     laplacian = np.zeros((len(places), len(places)))

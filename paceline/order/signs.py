@@ -211,7 +211,7 @@ def grid_of(largest: float) -> float:
 
 
 def herding_bound(vectors: Tensor) -> float:
-    """max_t |sum of the first t vectors, each minus the mean of all|, in the maximum norm: small for a good order.
+    """``max_t |sum of the first t vectors, each minus the mean of all|``, in the maximum norm: small for a good order.
 
     ``vectors`` is (T, d), in their order; with several workers (workers, T, d), whose vectors of one step are added up.
     """

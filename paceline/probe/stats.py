@@ -70,10 +70,10 @@ def spread_along(units: int, weight: float, products: float, squares: float) -> 
 
 
 def variance_along(stats: GradientStats, spread: float, blur: float = 0.0) -> float:
-    """Of the variance, what is along the mean gradient gbar: Var(<g_i, gbar>) / |gbar|^2, with ``spread`` above.
+    """Of the variance, what is along the mean gradient gbar: ``Var(<g_i, gbar>) / |gbar|^2``, with ``spread`` above.
 
-    A sketch of k numbers is wrong about <g_u - gbar, gbar>^2 by |g_u - gbar|^2 |gbar|^2 / k on average, so that noise
-    of all directions seems to be along gbar: ``blur`` = 1 / k of the variance, which is taken off again.
+    A sketch of k numbers is wrong about ``<g_u - gbar, gbar>^2`` by ``|g_u - gbar|^2 |gbar|^2 / k`` on average, so that
+    noise of all directions seems to be along gbar: ``blur`` = 1 / k of the variance, which is taken off again.
     """
     if not stats.mean_sqnorm:
         return math.nan
