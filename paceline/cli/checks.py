@@ -20,7 +20,7 @@ from paceline.cli.exchange import all_reduce_seconds
 from paceline.cli.launch import cores
 from paceline.errors import DataMissing, FleetError
 from paceline.lab.tools import missing
-from paceline.tasks import cifar10, fashion_mnist, sst2, tinyshakespeare
+from paceline.tasks import cifar10, fashion_mnist, multi30k, sst2, tinyshakespeare
 from paceline.tasks.files import data_folders, find
 
 __all__ = ["Row", "rows"]
@@ -89,6 +89,7 @@ def _data() -> Iterator[Row]:
         ("cifar10", [cifar10.ARCHIVE], data_folders(), cifar10.REMEDY),
         ("sst2", sst2.FILES, data_folders("sst2"), sst2.REMEDY),
         ("tinyshakespeare", [tinyshakespeare.FILE], data_folders(), tinyshakespeare.REMEDY),
+        ("multi30k", multi30k.FILES, data_folders("multi30k"), multi30k.REMEDY),
     ):
         try:
             yield Row(f"data: {name}", True, f"in {find(name, files, folders, remedy)[0].parent}")

@@ -43,7 +43,7 @@ def train(
         for step in run.steps(epochs=epochs if seconds is None else ENDLESS):
             optimizer.zero_grad()
             for batch in step:
-                step.backward(task.loss(model, batch))
+                step.backward(task.loss(model, batch), weight=task.weight(batch))
             optimizer.step()
             # Only where a round ends: there, all workers that wait for each other are at the same step.
             if step.round is not None and run.progress.examples >= due:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.tasks import cifar10, digits, fashion_mnist, sst2, tinyshakespeare
+from paceline.tasks import cifar10, digits, fashion_mnist, multi30k, sst2, tinyshakespeare
 from paceline.tasks.images import Images
 from paceline.tasks.models import MLP, CharTransformer, LeNet, ResNet, Words
 from paceline.tasks.task import Task, choose
+from paceline.tasks.translator import Translator
 
-__all__ = ["MLP", "CharTransformer", "Images", "LeNet", "ResNet", "Task", "Words", "load", "names"]
+__all__ = ["MLP", "CharTransformer", "Images", "LeNet", "ResNet", "Task", "Translator", "Words", "load", "names"]
 
 _LOADERS: dict[str, Callable[[], Task]] = {
     "digits": digits.load,
@@ -27,6 +28,7 @@ _LOADERS: dict[str, Callable[[], Task]] = {
     "cifar10": cifar10.load,
     "sst2": sst2.load,
     "tinyshakespeare": tinyshakespeare.load,
+    "multi30k": multi30k.load,
 }
 
 

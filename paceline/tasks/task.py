@@ -32,6 +32,8 @@ class Task:
     """Examples to judge by."""
     models: Mapping[str, Callable[[], nn.Module]] = field(repr=False)
     """Ways to make a model, by name; the first is the default."""
+    padding: int | None = None
+    """The target that stands for none, behind sentences of different lengths; it counts nowhere."""
 
     def model(self, name: str | None = None, *, seed: int = 0) -> nn.Module:
         """A new model, the default one if no name is given; the same seed gives the same weights.
@@ -45,13 +47,18 @@ class Task:
             return make()
 
     def loss(self, model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-        """The mean cross-entropy over the examples of a batch ``(inputs, targets)``."""
+        """The mean cross-entropy over the examples of a batch ``(inputs, targets)``; with padding, over its targets."""
         inputs, targets = batch
-        return _cross_entropy(model(inputs), targets)
+        return self._cross_entropy(model(inputs), targets)
+
+    def weight(self, batch: Sequence[Tensor]) -> int:
+        """What :meth:`loss` is the mean over, for ``step.backward``: examples or, with padding, targets that count."""
+        _, targets = batch
+        return len(targets) if self.padding is None else int((targets != self.padding).sum())
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, limit: int | None = None, *, batch: int = 256) -> dict[str, float]:
-        """Mean ``loss`` and ``accuracy`` over the test set, or over its first ``limit`` examples.
+        """Mean ``loss`` and ``accuracy`` over the targets of the test set, or of its first ``limit`` examples.
 
         ``batch`` is how many examples go through the model at once. The model's modes and the random state are
         left as they were.
@@ -62,14 +69,26 @@ class Task:
         # Without a generator of its own the loader draws from the global one, and changes what training draws.
         loader = DataLoader(Subset(self.test, range(count)), batch_size=batch, generator=torch.Generator())
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        loss = correct = 0.0
+        loss = correct = total = 0.0
         with evaluating(model):
             for inputs, targets in loader:
                 targets = targets.to(device)
                 logits = model(inputs.to(device))
-                loss += _cross_entropy(logits, targets).item() * len(targets)
-                correct += (logits.argmax(-1) == targets).sum().item() / targets[0].numel()
-        return {"accuracy": correct / count, "loss": loss / count}
+                there = targets != self._ignored
+                counted = there.sum().item()
+                loss += self._cross_entropy(logits, targets).item() * counted
+                correct += ((logits.argmax(-1) == targets) & there).sum().item()
+                total += counted
+        return {"accuracy": correct / total, "loss": loss / total}
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        # Logits (B, C) with targets (B), or (B, T, C) with (B, T). Without padding all examples have equally many
+        # targets, so the mean over targets is the mean over examples.
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=self._ignored)
+
+    @property
+    def _ignored(self) -> int:
+        return -1 if self.padding is None else self.padding  # no class is -1
 
 
 def choose(kind: str, name: str, options: Mapping[str, Choice]) -> Choice:
@@ -91,9 +110,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    # Logits (B, C) with targets (B), or (B, T, C) with (B, T): all examples have equally many targets, so the
-    # mean over targets is the mean over examples.
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())

@@ -38,7 +38,7 @@ def train(task: tasks.Task, epochs: int, folder: Path) -> None:
         for step in run.steps(epochs=epochs):
             optimizer.zero_grad()
             for batch in step:
-                step.backward(task.loss(model, batch))
+                step.backward(task.loss(model, batch), weight=task.weight(batch))
             optimizer.step()
             if step.ends_epoch:
                 with run.consensus():

@@ -32,6 +32,15 @@ def random_text_task() -> Task:
     return Task(name="text", train=data, test=data, models={"transformer": lambda: CharTransformer(7, 6, width=16)})
 
 
+def random_padded_task() -> Task:
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(1, 7, (11, 6), generator=generator)
+    ids *= torch.arange(6) < torch.randint(1, 7, (11, 1), generator=generator)  # sentences of 1 to 6
+    data = TensorDataset(ids, ids)
+    models = {"transformer": lambda: CharTransformer(7, 6, width=16)}
+    return Task(name="padded", train=data, test=data, models=models, padding=0)
+
+
 def whole(data: object) -> tuple[Tensor, Tensor]:
     assert isinstance(data, TensorDataset)
     inputs, targets = data.tensors
@@ -39,7 +48,7 @@ def whole(data: object) -> tuple[Tensor, Tensor]:
 
 
 def test_names_begin_with_the_one_that_needs_no_file() -> None:
-    assert tasks.names() == ["digits", "fashion-mnist", "cifar10", "sst2", "tinyshakespeare"]
+    assert tasks.names() == ["digits", "fashion-mnist", "cifar10", "sst2", "tinyshakespeare", "multi30k"]
 
 
 def test_everything_public_is_listed_and_documented() -> None:
@@ -112,6 +121,23 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_examples(task: Task) -> None:
     torch.testing.assert_close(task.loss(model, (inputs, targets)), torch.stack(singles).mean(), rtol=1e-5, atol=0)
 
 
+def test_the_weight_of_a_batch_is_its_examples() -> None:
+    for task in (random_task(), random_text_task()):
+        assert task.weight(whole(task.train)) == len(task.train)
+
+
+def test_with_padding_the_weighted_losses_of_pieces_are_that_of_the_whole() -> None:
+    task = random_padded_task()
+    model = task.model()
+    inputs, targets = whole(task.train)
+    pieces = [(inputs[:4], targets[:4]), (inputs[4:], targets[4:])]
+    weights = [task.weight(piece) for piece in pieces]
+    assert sum(weights) == task.weight((inputs, targets)) == (targets > 0).sum() < targets.numel()
+    total = sum(weight * task.loss(model, piece) for weight, piece in zip(weights, pieces, strict=True))
+    # float32 sums of about forty numbers near 2, in another order
+    torch.testing.assert_close(total / sum(weights), task.loss(model, (inputs, targets)), rtol=1e-5, atol=0)
+
+
 def test_the_loss_can_be_trained() -> None:
     task = random_task()
     model = task.model()
@@ -141,6 +167,18 @@ def test_evaluate_counts_every_position_of_a_text() -> None:
     result = task.evaluate(model, batch=4)
     assert result["accuracy"] == pytest.approx((logits.argmax(2) == targets).double().mean().item(), abs=1e-12)
     assert result["loss"] == pytest.approx(F.cross_entropy(logits.mT, targets).item(), rel=1e-5)  # float32 rounding
+
+
+def test_evaluate_does_not_count_padding() -> None:
+    task = random_padded_task()
+    model = task.model()
+    inputs, targets = whole(task.test)
+    with torch.no_grad():
+        logits = model(inputs)[targets > 0]
+    there = targets[targets > 0]
+    result = task.evaluate(model, batch=4)
+    assert result["accuracy"] == pytest.approx((logits.argmax(1) == there).double().mean().item(), abs=1e-12)
+    assert result["loss"] == pytest.approx(F.cross_entropy(logits, there).item(), rel=1e-5)  # float32 rounding
 
 
 def test_evaluate_is_without_dropout_and_gives_every_mode_back() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.tasks import MLP, CharTransformer, LeNet, ResNet
+from paceline.tasks import MLP, CharTransformer, LeNet, ResNet, Translator
 
 
 def images(channels: int, side: int) -> Callable[[], Tensor]:
@@ -16,6 +16,12 @@ def images(channels: int, side: int) -> Callable[[], Tensor]:
 
 def text() -> Tensor:
     return torch.randint(0, 65, (3, 64))
+
+
+def pairs() -> Tensor:
+    ids = torch.randint(1, 40, (3, 2, 12))
+    ids[0, 0, 5:] = 0
+    return ids
 
 
 CASES = {
@@ -27,6 +33,7 @@ CASES = {
     "resnet-32": (lambda: ResNet(3, 10), images(3, 32), (3, 10)),
     "resnet-deep": (lambda: ResNet(3, 10, width=16, blocks=3), images(3, 32), (3, 10)),
     "transformer": (lambda: CharTransformer(65, 64), text, (3, 64, 65)),
+    "translator": (lambda: Translator(50, 40, 12), pairs, (3, 12, 40)),
 }
 every_model = pytest.mark.parametrize(("make", "data", "shape"), CASES.values(), ids=CASES)
 
@@ -83,6 +90,7 @@ def test_every_parameter_gets_a_gradient_and_nothing_else_has_state(
 def test_sizes_are_as_documented() -> None:
     assert parameters(ResNet(3, 10)) == pytest.approx(0.31e6, rel=0.01)
     assert parameters(CharTransformer(65, 64)) == pytest.approx(0.42e6, rel=0.01)
+    assert parameters(Translator(3000, 3000, 32)) == pytest.approx(2.1e6, rel=0.01)
 
 
 def test_the_mlp_is_linear_layers_with_relu() -> None:
@@ -109,3 +117,25 @@ def test_the_transformer_knows_positions_and_reads_shorter_texts() -> None:
     logits = model(torch.zeros(1, 5, dtype=torch.long))
     assert logits.shape == (1, 5, 65)
     assert not torch.allclose(logits[0, 0], logits[0, 1])
+
+
+def test_the_translator_does_not_look_ahead_and_reads_all_of_the_sentence() -> None:
+    torch.manual_seed(0)
+    model = Translator(50, 40, 12)
+    ids = torch.randint(1, 40, (1, 2, 12))
+    logits = model(ids)
+    for side, unchanged in ((1, 7), (0, 0)):  # the word that is changed: of the translation, of the sentence
+        changed = ids.clone()
+        changed[0, side, 7] = changed[0, side, 7] % 39 + 1
+        difference = (model(changed) - logits).abs().amax((0, 2))  # by position
+        assert (difference[:unchanged] == 0).all()
+        assert (difference[unchanged:] > 0).all()
+
+
+def test_the_translator_does_not_see_what_is_behind_a_sentence() -> None:
+    torch.manual_seed(0)
+    model = Translator(50, 40, 12)
+    ids = torch.randint(1, 40, (1, 2, 12))
+    ids[0, 0, 7:] = 0
+    # other sums of float32, of logits of size 1
+    torch.testing.assert_close(model(ids)[:, :7], model(ids[:, :, :7]), rtol=1e-4, atol=1e-5)

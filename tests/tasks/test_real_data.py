@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from paceline import tasks
 from paceline.errors import DataMissing
-from paceline.tasks import Images, cifar10, fashion_mnist, sst2, tinyshakespeare
+from paceline.tasks import Images, cifar10, fashion_mnist, multi30k, sst2, tinyshakespeare
 from paceline.tasks.files import data_folders, find
 
 
@@ -52,6 +52,16 @@ def test_sst2() -> None:
     assert (len(task.train), len(task.test)) == (60_614, 872)
     assert task.test.tensors[1].sum() == 444
     assert (task.train.tensors[0][:, -1] == 0).float().mean() > 0.99  # few lose their end
+
+
+@needs(multi30k.FILES, data_folders("multi30k"))
+def test_multi30k() -> None:
+    task = tasks.load("multi30k")
+    assert isinstance(task.train, TensorDataset)
+    assert (len(task.train), len(task.test)) == (29_000, 1_000)
+    inputs, targets = task.train.tensors
+    assert (targets[:, -1] == 0).float().mean() > 0.99  # few lose their end
+    assert (inputs == multi30k.UNKNOWN).sum() < 0.1 * (inputs > 0).sum()
 
 
 @pytest.mark.slow
