@@ -15,7 +15,8 @@ demo: $(READY)
 test: $(READY) check
 	$(BIN)/pytest -m "not slow" $(TOGETHER)
 
-test-all: $(READY) check
+# With what some examples and the site need; without, their tests are skipped.
+test-all: $(READY) check $(VENV)/.docs $(VENV)/.examples
 	$(BIN)/pytest $(TOGETHER)
 
 check: $(READY)
@@ -44,8 +45,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
 	touch $@
 
-$(VENV)/.docs: $(READY)
-	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[docs]"
+$(VENV)/.docs $(VENV)/.examples: $(VENV)/.%: $(READY)
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation -e ".[$*]"
 	touch $@
 
 # An environment for each peer of the contest: what they depend on never enters ours.
