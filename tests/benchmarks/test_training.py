@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {
     "model": "mlp",
     "epochs": 1,
     "batch": 64,
-    **adaptive.RATES,
+    **adaptive.SETTINGS,
     "decay": 0.0,
     "limit": 256,
     "target": 0.1,

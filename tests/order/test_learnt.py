@@ -57,7 +57,7 @@ class Played:
             return largest_remainder(size, [each + 1 for each in weights])
 
         found = cut(self.cursor, self.lengths, len(self.orders), batch, split, micro, None)
-        (marked,) = {Lessons(order, None).mark(found) for order in self.orders}  # type: ignore[arg-type]
+        (marked,) = {Lessons(order, None, alone=False).mark(found) for order in self.orders}  # type: ignore[arg-type]
         return marked  # with the same check sum of the order on all
 
     def step(self, plan: Plan) -> None:
