@@ -168,6 +168,7 @@ ABSENT = Contestant("absent", "somebody", "benchmarks.contestants.somebody", env
 CRASHES = Contestant("crashes", "who crashes", "benchmarks.contestants.nobody", note="chosen: {every}")
 
 
+@pytest.mark.slow  # from end to end
 def test_a_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     looked: dict[int, list[list[Snapshot]]] = {}
