@@ -2,12 +2,13 @@
 
 Equal numbers of examples for all, unless a method says otherwise, and a learning rate with a warm-up and a cosine in
 examples. The accuracy is that of the consensus on the test set at the end. Needs ``PACELINE_DATA`` for tasks whose data
-does not come with a package.
+does not come with a package. A training whose loss is not finite any more ends there, and is told as diverged.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -91,29 +92,34 @@ def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str
     ) as run:
         worth = roles.worth or (lambda: run.progress.examples)
         schedule = torch.optim.lr_scheduler.LambdaLR(roles.optimizer, lambda _: factor(min(1.0, worth() / total)))
-        for step in run.steps(epochs=options["epochs"] * (LONGEST if roles.worth else 1)):
-            roles.optimizer.zero_grad()
-            for batch in step:
-                step.backward(task.loss(model, batch))
-            roles.optimizer.step()
-            schedule.step()
-            if step.round is not None:
-                rounds += 1
-                sent += run.sync.bytes_sent
-                if looks.due(run.progress.examples):
-                    with run.consensus():
-                        reached = run.fleet.rank == 0 and looks.see(task.evaluate(model)["accuracy"])
-                    if reached:
-                        looks.found = {"rounds": rounds, "bytes": sent, "examples": run.progress.examples}
-            if roles.worth and worth() >= total:
-                break
+        diverged = False
+        try:
+            for step in run.steps(epochs=options["epochs"] * (LONGEST if roles.worth else 1)):
+                roles.optimizer.zero_grad()
+                for batch in step:
+                    step.backward(task.loss(model, batch))
+                roles.optimizer.step()
+                schedule.step()
+                if step.round is not None:
+                    rounds += 1
+                    sent += run.sync.bytes_sent
+                    if looks.due(run.progress.examples):
+                        with run.consensus():
+                            reached = run.fleet.rank == 0 and looks.see(task.evaluate(model)["accuracy"])
+                        if reached:
+                            looks.found = {"rounds": rounds, "bytes": sent, "examples": run.progress.examples}
+                if roles.worth and worth() >= total:
+                    break
+        except pl.NonFiniteLoss:  # a result: so far this method came
+            diverged = True
         seconds = time.perf_counter() - began
-        with run.consensus():
+        with contextlib.nullcontext() if diverged else run.consensus():
             if run.fleet.rank == 0:
                 last = run.batch.size(run.progress)
                 totals = {"steps": run.progress.step, "examples": run.progress.examples, "last_batch": last}
                 totals |= {"rounds": rounds, "bytes_sent": sent}
-                found = {**task.evaluate(model), "seconds": seconds, **totals, "to_target": looks.found}
+                quality = {name: value for name, value in task.evaluate(model).items() if math.isfinite(value)}
+                found = {**quality, "seconds": seconds, **totals, "to_target": looks.found, "diverged": diverged}
                 Path(file).write_text(json.dumps(found))
 
 
@@ -240,4 +246,6 @@ def _line(method: str, found: list[dict[str, Any]], first: str, base: list[dict[
     if reached:
         line += f"; target in {len(reached)} of {len(found)}"
         line += "".join(f", {statistics.mean(each[key] for each in reached):.4g} {key}" for key in reached[0])
+    diverged = sum(one.get("diverged", False) for one in found)
+    line += f"; {diverged} of {len(found)} diverged" if diverged else ""
     return f"{line}, {statistics.mean(one['seconds'] for one in found):.0f} s"

@@ -58,6 +58,16 @@ def test_one_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: s
     assert found["rounds"] < found["steps"]
 
 
+def test_a_training_that_diverges_is_a_result(tmp_path: Path) -> None:
+    options = {**OPTIONS, "lr": 1e12, "epochs": 4}
+    training.train(accuracy.make, "all-reduce", options, 0, str(tmp_path / "found.json"))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["diverged"]
+    assert 0 < found["steps"] < 16
+    assert 0 <= found["accuracy"] <= 1
+    assert "1 of 1 diverged" in training._line("this", [found], "this", [found])
+
+
 @pytest.mark.slow  # a benchmark from end to end
 def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = "--task digits --model mlp --epochs 1 --workers 2 --seeds 1 --limit 256 --lr 0.1"
