@@ -15,7 +15,7 @@ import paceline as pl
 from benchmarks.training import Roles, compare, momentum
 
 EVERY = 8
-SMALL, LARGE, ETA = 64, 1024, 0.7
+SMALL, LARGE = 64, 1024
 METHODS = ["small", "large", "large, gain", "adaptive", "adaptive, whole gradient"]
 
 
@@ -25,10 +25,10 @@ def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
     if not method.startswith("adaptive"):
         rule = pl.lr.AdaScale(base=SMALL) if method == "large, gain" else pl.lr.Constant()
         return Roles(optimizer, SMALL if method == "small" else LARGE, local, rule)
-    policy = pl.batch.NormTest(start=SMALL, limit=4 * LARGE, eta=ETA)
+    policy = pl.batch.NormTest(start=SMALL, limit=4 * LARGE, eta=options["eta"])
     probe = pl.Probe(exact=method.endswith("whole gradient"))
     return Roles(optimizer, policy, local, pl.lr.AdaScale(base=SMALL), probe=probe)
 
 
 if __name__ == "__main__":
-    compare("adaptive-local", __doc__, make, METHODS, without=["batch"], target=0.9, lr=0.02, epochs=8)
+    compare("adaptive-local", __doc__, make, METHODS, without=["batch"], target=0.9, lr=0.02, epochs=8, eta=0.7)
