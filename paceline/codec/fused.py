@@ -11,30 +11,20 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy import float32, int32, uint64
 from numpy.typing import NDArray
 
 from paceline.codec.packing import GROUP
 from paceline.codec.rounding import FINEST, MAGIC, SLACK, SMALLEST
+from paceline.compiled import compiled
 
-__all__ = ["Kernels", "compiled", "kernels"]
+__all__ = ["Kernels", "kernels"]
 
 Array = NDArray[Any]
 
 ROUND = float32(MAGIC)
 SIZE = int32(0x7FFFFFFF)  # the bits of a float32 without its sign: as whole numbers they have the order of the sizes
 INFINITE = int32(0x7F800000)
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile it when it is first called; kept for other processes where there is a folder for that."""
-    settings: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
-    try:
-        made: Callable[..., Any] = njit(cache=True, **settings)(function)
-    except RuntimeError:  # numba finds no folder that it can write to
-        made = njit(**settings)(function)
-    return made
 
 
 class Kernels(NamedTuple):

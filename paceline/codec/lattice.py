@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from paceline.codec import rounding
 from paceline.codec.packing import packed_bytes
+from paceline.compiled import has_numba
 from paceline.errors import SettingError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Lattice:
 
         Both give the same bits. A dithered lattice, and one of numbers on another device, is computed by torch.
         """
-        return "torch" if self.dithered or not _has_numba() else "numba"
+        return "torch" if self.dithered or not has_numba() else "numba"
 
     def blocks(self, numel: int) -> int:
         """How many blocks so many numbers are; the last may be short."""
@@ -128,11 +128,6 @@ class Lattice:
         from paceline.codec.fused import kernels  # takes a second, and not everybody has numba
 
         return kernels(self.bits)
-
-
-@cache
-def _has_numba() -> bool:
-    return find_spec("numba") is not None
 
 
 @cache

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.compiled import has_numba
 from paceline.errors import SettingError
-from paceline.probe.norms import joined, portions
+from paceline.probe.norms import FUSED_FROM, joined, portions
 
 __all__ = ["SIZE", "LinearMap", "SignSketch", "Whole", "check_size", "map_of"]
 
@@ -22,10 +22,6 @@ SIZE = 4093
 # Rows handled at a time: one megabyte of float32, little enough to stay in a cache between the two passes over it,
 # enough to make the calls themselves cheap.
 CHUNK_ROWS = 64
-
-# Gradients of at least so many numbers go through numba's one pass: it takes a fifth of the time for a million of them,
-# half for a hundred thousand; below, its import (a second) and its calls are not repaid.
-FUSED_FROM = 50_000
 
 
 def check_size(size: int) -> None:
@@ -217,12 +213,6 @@ def map_of(parameters: Sequence[Tensor], size: int | None, seed: int) -> LinearM
     if size is None:
         return Whole(length, dtype=dtype, device=device)
     return SignSketch(length, size, seed, dtype=dtype, device=device)
-
-
-@cache
-def has_numba() -> bool:
-    """Whether images can be computed in one pass."""
-    return find_spec("numba") is not None
 
 
 def _is_fused(out: Tensor) -> bool:

@@ -28,7 +28,7 @@ def slow(value: object) -> ParameterSet:
 @pytest.fixture(params=["numba", "torch"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of the two computes the lattice."""
-    monkeypatch.setattr(lattice, "_has_numba", lambda: request.param == "numba")
+    monkeypatch.setattr(lattice, "has_numba", lambda: request.param == "numba")
     assert Lattice().kernel == request.param
 
 
@@ -226,7 +226,7 @@ def test_both_kernels_give_the_same_bits(
     found = []
     for has_numba in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lattice, "_has_numba", lambda has_numba=has_numba: has_numba)
+            patch.setattr(lattice, "has_numba", lambda has_numba=has_numba: has_numba)
             points, out, apart = torch.zeros(numel), torch.zeros(numel), torch.zeros(codec.blocks(numel))
             payload = codec.encode(values, reach, points=points)
             wrong = codec.decode(payload, near, out, apart)

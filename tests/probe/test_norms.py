@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.probe import norms
 from paceline.probe.norms import PIECE, inner_products, norm, portions, sqnorm
 
 from .models import Allocations
@@ -42,6 +43,19 @@ def test_long_vectors_lose_no_digits() -> None:
     assert sqnorm([long[:11], long[11:]], double=True) == pytest.approx(exact * exact, rel=1e-10)
     gram = inner_products(torch.stack([long, -long]))
     assert gram[0, 1].item() == pytest.approx(-exact * exact, rel=4e-5)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("length", [1, 255, 256, 70_001])
+def test_double_sums_are_those_of_exact_squares(length: int, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "FUSED_FROM", 1)
+    monkeypatch.setattr(norms, "has_numba", lambda: compiled)
+    vector = torch.randn(length, generator=torch.Generator().manual_seed(length))
+    vector[0] = 1e19  # whose square is infinite in single precision
+    exact = math.fsum(number * number for number in vector.tolist())
+    assert sqnorm([vector], double=True) == pytest.approx(exact, rel=1e-13)
+    vector[-1] = math.nan
+    assert math.isnan(sqnorm([vector], double=True))
 
 
 def test_layouts_types_and_shapes() -> None:
