@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -21,15 +22,9 @@ from paceline.codec import Lattice, lattice
 REACH = 3e-3
 
 
-@contextmanager
-def computed_by(kernel: str) -> Iterator[None]:
+def computed_by(kernel: str) -> AbstractContextManager[Any]:
     """While inside, numba is there or not."""
-    usual = lattice._has_numba
-    lattice._has_numba = lambda: kernel == "numba"  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        lattice._has_numba = usual
+    return patch.object(lattice, "has_numba", lambda: kernel == "numba")
 
 
 def seconds(work: Callable[[], Any]) -> float:
