@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.errors import LoopError
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["OptimizerHooks"]
 
 
+class Scaled(NamedTuple):
+    """A parameter group whose learning rate is multiplied during a step."""
+
+    group: dict[str, Any]
+    rate: float | Tensor
+    given: float
+    factor: float
+
+
 class OptimizerHooks:
     """Before ``optimizer.step()``: the gradients must be ready; the learning-rate rule applies. After: synchronise."""
 
@@ -23,8 +33,14 @@ class OptimizerHooks:
         self._run, self._loop = run, loop
         optimizer = run.optimizer
         self._parameters = _count(optimizer)
-        self._rates: list[Any] = []
+        self._scaled: list[Scaled] = []
+        first = optimizer.register_step_post_hook(self._unscale)
+        # Before those that were there already: a scheduler in one of them works on the user's rate.
+        hooks = first.hooks_dict_ref()
+        assert hooks is not None
+        hooks.move_to_end(first.id, last=False)
         self._handles = [
+            first,
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         ]
@@ -53,24 +69,41 @@ class OptimizerHooks:
             )
         if _count(optimizer) != self._parameters:
             self._refuse_strangers(optimizer)
+        self._unscale(optimizer)  # where the step before has failed
         factor = self._run.lr.factor(self._run.progress, step.plan.batch)
-        self._rates = [group.get("lr") for group in optimizer.param_groups]
-        self.learning_rate = float(self._rates[0] or 0.0) * factor
+        self.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0)) * factor
         if factor != 1.0:
-            if None in self._rates:
-                raise LoopError(
-                    f"{type(optimizer).__name__} has no learning rate that a rule could multiply; use lr.Constant()"
-                )
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+            self._scale(optimizer, factor)
+
+    def _scale(self, optimizer: Optimizer, factor: float) -> None:
+        if any("lr" not in group for group in optimizer.param_groups):
+            raise LoopError(
+                f"{type(optimizer).__name__} has no learning rate that a rule could multiply; use lr.Constant()"
+            )
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            group["lr"] = rate * factor
+            self._scaled.append(Scaled(group, rate, float(group["lr"]), factor))
+
+    def _unscale(self, optimizer: Optimizer, *_: Any) -> None:
+        """Give the rates back. What the optimizer has made of its rate in the step stays, without our factor."""
+        scaled, self._scaled = self._scaled, []
+        for group, rate, given, factor in scaled:
+            now, group["lr"] = float(group["lr"]), rate
+            if now == given:
+                continue
+            if isinstance(rate, Tensor):
+                rate.fill_(now / factor)
+            else:
+                group["lr"] = now / factor
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = self._loop.current
         if step is None:
             return
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            if rate is not None:
-                group["lr"] = rate
+        # A fused optimizer is called by the GradScaler also where gradients overflowed, and skips the step itself.
+        if float(getattr(optimizer, "found_inf", None) or 0.0):
+            return
         step.phase = Phase.APPLIED
         self._loop.advance(step)
 

@@ -615,15 +615,16 @@ def test_a_second_vector_travels_in_the_steps_with_a_test_alone(pool: Pool) -> N
         assert pool.run(2, second_vectors, rule)[0] == [step % 5 == 4 for step in range(15)]
 
 
-def counted(local: bool, skip: bool) -> tuple[float, float]:
+def counted(local: bool, skip: bool, fused: bool = False) -> tuple[float, float]:
     """Scale-invariant steps, and the sum of the factors that were applied."""
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
     applied = 0.0
 
     def add(*_: Any) -> None:
         nonlocal applied
-        applied += optimizer.param_groups[0]["lr"]
+        if not getattr(optimizer, "found_inf", None):  # a fused one is called, and does nothing
+            applied += optimizer.param_groups[0]["lr"]
 
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-110) if skip else None
     rule = pl.lr.AdaScale(base=8)
@@ -645,9 +646,13 @@ def counted(local: bool, skip: bool) -> tuple[float, float]:
     return rule.steps, applied
 
 
-@pytest.mark.parametrize(("local", "skip"), [(False, False), (True, False), (False, True)])
-def test_scale_invariant_steps_are_the_factors_that_were_applied(pool: Pool, local: bool, skip: bool) -> None:
-    for steps, applied in pool.run(2, counted, local, skip):
+@pytest.mark.parametrize(
+    ("local", "skip", "fused"), [(False, False, False), (True, False, False), (False, True, False), (False, True, True)]
+)
+def test_scale_invariant_steps_are_the_factors_that_were_applied(
+    pool: Pool, local: bool, skip: bool, fused: bool
+) -> None:
+    for steps, applied in pool.run(2, counted, local, skip, fused):
         assert steps == pytest.approx(applied)
         assert steps > 0
 

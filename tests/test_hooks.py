@@ -1,0 +1,87 @@
+"""The learning-rate rule multiplies the user's rate during a step, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+from paceline.roles import LearningRate
+
+BATCH = 8
+RULES = pytest.mark.parametrize(("rule", "factor"), [(pl.lr.Constant(), 1.0), (pl.lr.Linear(4), 2.0)])
+DATA = TensorDataset(torch.randn(32, 3, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 2)
+
+
+class Halving(Optimizer):
+    """Plain descent that halves its own rate in every step, and fails once if told so."""
+
+    fails = False
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        if self.fails:
+            self.fails = False
+            raise ArithmeticError("this step")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * parameter.grad)
+            group["lr"] = group["lr"] / 2
+
+
+def applied(optimizer: Optimizer, model: nn.Module, rule: LearningRate, steps: int = 3) -> list[float]:
+    """The rates with which the optimizer has stepped in a run."""
+    found: list[float] = []
+    with pl.Run(model, optimizer, DATA, batch=BATCH, lr=rule) as run:
+        handle = optimizer.register_step_pre_hook(lambda *_: found.append(float(optimizer.param_groups[0]["lr"])))
+        for step in run.steps(steps=steps):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            try:
+                optimizer.step()
+            except ArithmeticError:
+                optimizer.step()
+        handle.remove()
+    return found
+
+
+@RULES
+@pytest.mark.parametrize("make", [lambda o: ExponentialLR(o, 0.5), lambda o: LambdaLR(o, lambda at: 0.5**at)])
+@pytest.mark.parametrize("rate", [1.0, torch.tensor(1.0)], ids=["number", "tensor"])
+def test_a_scheduler_in_a_hook_of_before_works_on_the_users_rate(
+    rule: LearningRate, factor: float, make: Callable[[SGD], LRScheduler], rate: float | Tensor
+) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = SGD(model.parameters(), lr=rate.clone() if isinstance(rate, Tensor) else rate)
+    scheduler = make(optimizer)
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    assert applied(optimizer, model, rule) == [factor, factor / 2, factor / 4]
+    assert float(optimizer.param_groups[0]["lr"]) == 0.125
+
+
+@RULES
+def test_what_the_optimizer_makes_of_its_rate_stays(rule: LearningRate, factor: float) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = Halving(model.parameters(), lr=1.0)
+    assert applied(optimizer, model, rule) == [factor, factor / 2, factor / 4]
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_a_step_that_fails_and_is_done_again_has_the_factor_once() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = Halving(model.parameters(), lr=1.0)
+    optimizer.fails = True
+    assert applied(optimizer, model, pl.lr.Linear(4), steps=1) == [2.0, 2.0]
+    assert optimizer.param_groups[0]["lr"] == 0.5
