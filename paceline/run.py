@@ -126,13 +126,12 @@ class Run:
             self._loop = Loop(self)
             first = self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now
             check_limit(self.batch, balance, self.fleet.size, sum(self.lengths))
-            probe, updated = self.probe, {id(p) for group in optimizer.param_groups for p in group["params"]}
-            needs = needs_of(self.roles(), probe.unit, first)
+            probe, needs = self.probe, needs_of(self.roles(), self.probe.unit, first)
             apart = local_data and self.fleet.size > 1
             probe.within = apart and compares_within(needs, probe.unit, first, self._replica.ddp is not None)
             if apart and not probe.within and self.fleet.rank == 0:
                 mind_local_noise(needs)
-            probe.attach(self._replica.module, self._replica.parameters, needs, updated)
+            probe.attach(self._replica.module, self._replica.parameters, needs, optimizer)
             attached.callback(probe.detach)
             self._loop.lessons.begin(self.lengths, first, probe)
             self.sync.attach(self.fleet, self._replica, probe)

@@ -261,7 +261,7 @@ class Step:
             compute_seconds=parts.clock.compute,
             busy_seconds=parts.clock.busy,
             units=units,
-            unit_sqnorm=unit_sqnorm,
+            unit_sqnorm=math.nan if parts.probe.mixed() else unit_sqnorm,
             measured=weight if within else 0.0,
             own_sqnorm=own_sqnorm,
             most=parts.memory.largest_share,

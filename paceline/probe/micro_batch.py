@@ -63,7 +63,7 @@ class MicroBatchMeter:
         """The weight of this worker's gradient, and what the mean over it was multiplied by in ``.grad``."""
         self._micro_batches = micro_batches
         self._passes = 0
-        self._adds_up = True  # whether .grad is the sum of the units: it began at zero
+        self.adds_up = True  # whether .grad is the sum of the units: it began at zero
         self._last: Tensor | None = None
         self._sum: tuple[Tensor, Tensor] | None = None
         self._shown: set[nn.Parameter] = set()
@@ -85,8 +85,8 @@ class MicroBatchMeter:
             )
         if self._passes == 0:
             gradients = self._layout.gradients()
-            self._adds_up = not gradients or sqnorm(gradients.values()) == 0
-            if self._wants_images and not self._adds_up:
+            self.adds_up = not gradients or sqnorm(gradients.values()) == 0
+            if self._wants_images and not self.adds_up:
                 self._last = self._layout.image(self._mapping, gradients)
             if self._squaring is not None:
                 self._squaring.begin(gradients)
@@ -126,7 +126,7 @@ class MicroBatchMeter:
             return
         last_pass = self._passes == self._micro_batches
         gradients = {each: grad for each, grad in self._layout.gradients().items() if each not in self._shown}
-        total = norm([*self._shown_norms, *gradients.values()]) if self._norms and last_pass and self._adds_up else None
+        total = norm([*self._shown_norms, *gradients.values()]) if self._norms and last_pass and self.adds_up else None
         image = None
         if self._wants_images:
             after = self._layout.image(self._mapping, gradients)
@@ -171,4 +171,4 @@ class MicroBatchMeter:
 
     @property
     def _wants_images(self) -> bool:
-        return self._tally.keep or self._micro_batches != 1 or not self._adds_up
+        return self._tally.keep or self._micro_batches != 1 or not self.adds_up

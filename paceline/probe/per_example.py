@@ -77,7 +77,7 @@ class ExampleMeter:
         self._mapping = mapping
         self._limit = unit.chunk_size * layout.length
         self._length = 0
-        self._norms = self._adds_up = True
+        self._norms = self.adds_up = True
 
     def begin(self, micro_batches: int, squares: bool = False, keep: bool = False, norms: bool = True) -> None:
         """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted."""
@@ -136,7 +136,7 @@ class ExampleMeter:
     def before_backward(self) -> None:
         """See whether ``.grad`` will be of this step's examples alone."""
         if not self.whole[0]:
-            self._adds_up = sqnorm(self._layout.gradients().values()) == 0
+            self.adds_up = sqnorm(self._layout.gradients().values()) == 0
 
     def see_bucket(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Nothing: the buckets are not needed."""
@@ -152,7 +152,7 @@ class ExampleMeter:
 
     def own_sqnorm(self) -> float:
         """Of the mean of all examples, which the user's passes have left in ``.grad``; NaN if there was more in it."""
-        return sqnorm(self._layout.gradients().values()) / self.whole[1] ** 2 if self._adds_up else math.nan
+        return sqnorm(self._layout.gradients().values()) / self.whole[1] ** 2 if self.adds_up else math.nan
 
     def numbers(self, collected: tuple[Sequence[Tensor], float] | None = None) -> tuple[int, float]:
         """The number of units, and the sum over them of weight times squared gradient norm."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from paceline.errors import LoopError, SettingError
 from paceline.probe.coordinates import Squares
@@ -67,7 +69,7 @@ class Probe:
         self.seed = seed
         self._layout = Layout([])
         self._meter: MicroBatchMeter | ExampleMeter | None = None
-        self._measuring = self._partial = False
+        self._measuring = self._partial = self._warned = False
         self.looking = False
         """Whether gradients of the present step are looked at: for statistics, or for an order alone."""
         self.within = False
@@ -101,16 +103,16 @@ class Probe:
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
         needs: frozenset[Need],
-        updated: Container[int] | None = None,
+        optimizer: Optimizer | None = None,
     ) -> None:
         """Begin to serve a run: measure the gradients of these parameters if anybody needs it.
 
-        ``updated`` are the ids of those that the optimizer has, if not all: others have gradients that nobody uses or
-        sets to zero, and are left out.
+        Those that the optimizer does not have are left out, if one is given: nobody uses their gradients, or sets them
+        to zero.
         """
         if self._meter is not None:
             raise SettingError("this Probe serves another run that is not closed; make one for each run")
-        self._model, self._updated, self.needs = model, updated, needs
+        self._model, self._optimizer, self.needs = model, optimizer, needs
         try:
             self._lay_out(parameters)
             if needs or self.always:
@@ -120,8 +122,8 @@ class Probe:
             raise
 
     def follow(self, parameters: Sequence[nn.Parameter]) -> None:
-        """These are trained now: some may have been frozen or thawed since the last step."""
-        if [id(each) for each in parameters] == self._given:
+        """These are trained now: some may have been frozen, thawed or given to the optimizer since the last step."""
+        if self._state(parameters) == self._given:
             return
         if self.exact:
             raise SettingError(
@@ -132,9 +134,16 @@ class Probe:
         self._begin_to_measure()
 
     def _lay_out(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._given = [id(each) for each in parameters]
-        seen = [each for each in parameters if self._updated is None or id(each) in self._updated]
-        self._layout, self._partial = Layout(seen), len(seen) < len(self._given)
+        self._given = self._state(parameters)
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        updated = {id(each) for group in groups for each in group["params"]}
+        seen = [each for each in parameters if self._optimizer is None or id(each) in updated]
+        self._layout, self._partial = Layout(seen), len(seen) < len(parameters)
+
+    def _state(self, parameters: Sequence[nn.Parameter]) -> tuple[list[int], int]:
+        """Which parameters there are, and how many the optimizer has: it may be given more, and none is taken away."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return [id(each) for each in parameters], sum(len(group["params"]) for group in groups)
 
     def _begin_to_measure(self) -> None:
         parameters = self._layout.parameters
@@ -208,6 +217,22 @@ class Probe:
         if self._meter is None or not self._measuring:
             return 0, 0.0
         return self._meter.numbers(None if self._partial else collected)
+
+    def mixed(self) -> bool:
+        """Whether ``.grad`` held something before the step, which is then in the mean gradient and in no unit.
+
+        It warns the first time: such a step has no statistics.
+        """
+        if self._meter is None or not self._measuring or self._meter.adds_up:
+            return False
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "there were gradients in .grad when a step began, so the mean gradient is not that of its examples; "
+                "such steps are left out of all statistics. Call optimizer.zero_grad() before the inner loop",
+                stacklevel=2,
+            )
+        return True
 
     def own_sqnorm(self) -> float:
         """Squared norm of the mean gradient of this worker's units of the step; NaN where it is not known.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -538,8 +539,8 @@ def test_own_sizes_for_another_number_of_workers() -> None:
     assert three.sizes == [20, 20, 20]
 
 
-def stats_with(thaw: bool, spare: bool) -> tuple[float, float]:
-    """Variance and squared norm of a last step, with a layer that is thawed late or that no optimizer has."""
+def stats_with(thaw: bool, spare: bool, given: bool = False) -> tuple[float, float]:
+    """Variance and squared norm of a last step, with a layer that is thawed late, or that no optimizer has, or late."""
     model = mlp(dtype=torch.float64)
     head = list(model.children())[-1]
     body = [p for p in model.parameters() if not any(p is q for q in head.parameters())]
@@ -554,6 +555,8 @@ def stats_with(thaw: bool, spare: bool) -> tuple[float, float]:
             nonlocal found
             for p in body:
                 p.requires_grad_(True)
+            if given and len(optimizer.param_groups) == 1:
+                optimizer.add_param_group({"params": body})
             assert step.round is not None
             assert step.round.stats is not None
             found = step.round.stats.variance, step.round.stats.mean_sqnorm
@@ -566,6 +569,44 @@ def test_parameters_that_are_thawed_are_measured(pool: Pool) -> None:
     always, thawed = pool.run(2, stats_with, False, False)[0], pool.run(2, stats_with, True, False)[0]
     # Another sketch, of another length: both see 83 numbers without loss.
     assert thawed == pytest.approx(always, rel=1e-9)
+
+
+def test_parameters_that_the_optimizer_gets_later_are_measured(pool: Pool) -> None:
+    always, given = pool.run(2, stats_with, False, False)[0], pool.run(2, stats_with, True, True, True)[0]
+    assert given == pytest.approx(always, rel=1e-9)
+
+
+def left_over(local: bool) -> tuple[list[bool], list[str]]:
+    """In which rounds the variance is known, where one worker's gradients of the step before are not set to zero."""
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    role = sync.LocalSGD(1) if local else sync.AllReduce()
+    policy = batch.NormTest(start=32, limit=64, eta=0.5)
+    known = []
+    with (
+        warnings.catch_warnings(record=True) as told,
+        pl.Run(model, optimizer, noisy(), batch=policy, sync=role, micro=4) as run,
+    ):
+        warnings.simplefilter("always")
+        for step in run.steps(steps=4):
+            if step.index not in (1, 2) or run.fleet.rank == 0:
+                optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            assert step.round is not None
+            assert step.round.stats is not None
+            known.append(math.isfinite(step.round.stats.variance))
+    return known, [str(each.message) for each in told if ".grad" in str(each.message)]
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_gradients_of_before_are_no_statistics(pool: Pool, local: bool) -> None:
+    (known, told), (other, warned) = pool.run(2, left_over, local)
+    assert known == other == [True, False, False, True]
+    assert not told
+    [message] = warned
+    assert "zero_grad() before the inner loop" in message
 
 
 def head_alone() -> tuple[float, float]:
