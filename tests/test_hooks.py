@@ -30,7 +30,7 @@ class Halving(Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         if self.fails:
             self.fails = False
             raise ArithmeticError("this step")

@@ -69,8 +69,7 @@ class Adaptive(ABC):
 
     def due(self, progress: Progress) -> bool:
         """Whether the step that follows ends with a test; none is needed when the batch cannot change any more."""
-        at_the_top = self.shrink is None and self._size >= self.limit // self.multiple * self.multiple
-        return not at_the_top and self._since + 1 >= self.every
+        return (self.shrink is not None or self._size < self._top) and self._since + 1 >= self.every
 
     def observe(self, round: Round) -> None:
         """Learn from a round, and test if it is time."""
@@ -87,6 +86,11 @@ class Adaptive(ABC):
             shrink=self.shrink,
             multiple=self.multiple,
         )
+
+    @property
+    def _top(self) -> int:
+        """The largest size that there is."""
+        return self.limit // self.multiple * self.multiple
 
     @property
     def noise_scale(self) -> float:
@@ -107,8 +111,9 @@ class Adaptive(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take that back."""
-        self._size, self._since = min(state["size"], self.limit), state["since"]
+        """Take that back, within the limit and as a multiple of what there is now."""
+        self._size = min(-(-state["size"] // self.multiple) * self.multiple, self._top)
+        self._since = state["since"]
         self._moments.load_state_dict(state["moments"])
         self._last_sqnorm, self._example_weight = state["last_sqnorm"], state["example_weight"]
 

@@ -102,7 +102,8 @@ def sqnorm(tensors: Iterable[Tensor], double: bool = False) -> float:
             numbers = part.double() if double else part
             total += torch.dot(numbers, numbers).item()
     if elsewhere:  # not exercised by the tests, which have no GPU: one wait for the device
-        length = float(norm(elsewhere))
+        norms = [torch.linalg.vector_norm(flat, dtype=torch.float64) for flat in elsewhere]
+        length = float(torch.linalg.vector_norm(torch.stack(norms)))
         total += length * length
     return total
 

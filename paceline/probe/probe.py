@@ -149,6 +149,11 @@ class Probe:
         parameters = self._layout.parameters
         if len({parameter.device for parameter in parameters}) > 1:
             raise SettingError("the probe needs all parameters on one device, but they are on several")
+        if any(parameter.is_complex() for parameter in parameters):
+            raise SettingError(
+                "the probe measures real gradients, but the model has complex parameters; hold their real and "
+                "imaginary parts (torch.view_as_real) as the parameters, or use roles that measure nothing"
+            )
         self.looking = self._measuring = True
         self.now = self.needs
         squares = Squares(self._layout) if Need.COORDINATES in self.needs else None

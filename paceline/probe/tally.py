@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import LoopError
+from paceline.errors import LoopError, SettingError
 from paceline.probe.norms import inner_products
 from paceline.probe.sketch import LinearMap
 
@@ -27,7 +27,12 @@ class Layout:
 
     def gradients(self) -> dict[nn.Parameter, Tensor]:
         """The gradients that there are: a parameter without one counts as zero everywhere."""
-        return {each: gradient for each in self.parameters if (gradient := each.grad) is not None}
+        found = {each: gradient for each in self.parameters if (gradient := each.grad) is not None}
+        if any(gradient.is_sparse for gradient in found.values()):
+            raise SettingError(
+                "a parameter has a sparse gradient, which the probe cannot measure; build its layer with sparse=False"
+            )
+        return found
 
     def image(self, mapping: LinearMap, gradients: dict[nn.Parameter, Tensor]) -> Tensor:
         """The image of the flat gradient that is made of these."""

@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from paceline import batch, sync
 from paceline.probe import Example
+from paceline.records import Progress
 from tests.pool import Pool, RemoteError
 from tests.problems import data, flat, mlp, train
 
@@ -537,6 +538,25 @@ def test_own_sizes_for_another_number_of_workers() -> None:
     three = batch.EachOwn(batch.NormTest(start=8, limit=64, eta=0.5), workers=3)
     three.load_state_dict(two.state_dict())
     assert three.sizes == [20, 20, 20]
+
+
+def test_sizes_of_a_checkpoint_become_multiples_within_the_limit() -> None:
+    policy = batch.NormTest(start=16, limit=100, eta=0.5, multiple=16)
+    policy.load_state_dict({**policy.state_dict(), "size": 256})
+    assert policy.size(Progress()) == 96
+    two = batch.EachOwn(batch.NormTest(start=16, limit=100, eta=0.5, multiple=16), workers=2)
+    for own, size in zip(two._own, (48, 64), strict=True):
+        own._size = size
+    three = batch.EachOwn(batch.NormTest(start=16, limit=100, eta=0.5, multiple=16), workers=3)
+    three.load_state_dict(two.state_dict())
+    assert three.sizes == [64, 64, 64]  # a mean of 56
+
+
+def test_the_rate_of_adagrad_follows_the_root_of_the_gain() -> None:
+    settings: dict[str, Any] = {"lr": 0.1, "start": 32, "limit": 64, "eta": 0.7}
+    weights = [torch.zeros(1, requires_grad=True)]
+    rules = [make(weights, **settings).lr for make in (pl.recipes.adadagrad, pl.recipes.adadagrad_norm)]
+    assert rules == [pl.lr.AdaScale(base=32, power=0.5), pl.lr.AdaScale(base=32)]
 
 
 def stats_with(thaw: bool, spare: bool, given: bool = False) -> tuple[float, float]:

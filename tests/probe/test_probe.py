@@ -85,6 +85,25 @@ def test_parameters_on_several_devices_are_refused() -> None:
         Probe().attach(torch.nn.Module(), parameters, VARIANCE)
 
 
+def test_complex_parameters_are_refused() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))]
+    with pytest.raises(SettingError, match="complex parameters; hold their real and"):
+        Probe().attach(torch.nn.Module(), parameters, VARIANCE)
+    Probe().attach(torch.nn.Module(), parameters, frozenset())
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = torch.nn.EmbeddingBag(5, 2, sparse=True)
+    probe = Probe()
+    probe.attach(model, trainable(model), VARIANCE)
+    probe.begin(1)
+    probe.before_backward()
+    model(torch.tensor([[1, 2]])).sum().backward()
+    probe.after_backward(1.0, 1.0)
+    with pytest.raises(SettingError, match="build its layer with sparse=False"):
+        probe.numbers()
+
+
 def test_public_names() -> None:
     assert sorted(paceline.probe.__all__) == list(paceline.probe.__all__)
     for name in paceline.probe.__all__:
