@@ -136,5 +136,12 @@ UNEVEN = [
         ("local-sgd-seconds",),
         note="averages every 2 seconds of work, however many steps that are",
     ),
+    Contestant(
+        "paceline-local-sgd-short",
+        "Paceline LocalSGD, 0.4 seconds",
+        OURS,
+        ("local-sgd-short",),
+        note="averages every 0.4 seconds of work: of the fastest worker some 16 steps of the CNN",
+    ),
 ]
 """For a cluster of workers of different speeds: the peers, and shares by speed."""

@@ -38,6 +38,7 @@ VARIANTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
         "lockstep": settings.every,
     },
     "local-sgd-seconds": lambda settings: {"sync": pl.sync.LocalSGD(pl.sync.Seconds(2.0)), "lockstep": None},
+    "local-sgd-short": lambda settings: {"sync": pl.sync.LocalSGD(pl.sync.Seconds(0.4)), "lockstep": None},
     "gossip": lambda settings: {"sync": pl.sync.Gossip(settings.every, bind=own_address()), "lockstep": None},
     "hierarchical": lambda settings: {
         "sync": pl.sync.Hierarchical(settings.every // 4, settings.every * 2),
