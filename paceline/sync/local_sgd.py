@@ -141,12 +141,11 @@ class LocalSGD(LocalStep):
     def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
         """In one step of every round, whatever is due: all workers meet at its end."""
         after = Progress(progress.step + 1, progress.epoch, progress.examples + plan.batch)
-        begin = Progress(progress.step - self._tally.steps, progress.epoch, progress.examples - self._tally.examples)
-        return self._statistics.wants(self._tally.steps, self.every.ends(begin, after))
+        return self._statistics.wants(self._tally.steps, self.every.ends(self._tally.begin(progress), after))
 
     def apart(self, progress: Progress) -> bool:
         """Where rounds are measured by the clock; decided when one begins."""
-        if self._tally.steps:
+        if self._tally.steps or self.merge.flight is not None:  # a checkpoint may have brought half a round of steps
             return False
         self._seconds = seconds_of(self.every, progress)
         return self._seconds is not None
@@ -177,8 +176,8 @@ class LocalSGD(LocalStep):
             final=float(last),
             rate=self._rate,
         )
-        if not self.overlap:
-            return self._end_round(note, now.step - 1)
+        if not self.overlap:  # an average has landed all the same if a checkpoint of one that overlaps was resumed
+            return both(landed, self._end_round(note, now.step - 1))
         self._set_off(note, now.step - 1)
         if last:
             landed = both(landed, self._land())
@@ -191,11 +190,13 @@ class LocalSGD(LocalStep):
         note = self._tally.whole
         note = msgspec.structs.replace(note, stop=max(1.0, note.stop), rate=self._rate)
         with self.fleet.patiently(self._parts):
-            return self._meet_once_more(note, plan) if self.overlap else self._end_round(note, plan.step)
+            landed = None if self.merge.flight is None else self._land()
+            if not self.overlap:
+                return both(landed, self._end_round(note, plan.step))
+            return self._meet_once_more(landed, note, plan)
 
-    def _meet_once_more(self, note: Note, plan: Plan) -> Meeting:
+    def _meet_once_more(self, landed: Meeting | None, note: Note, plan: Plan) -> Meeting:
         # The others learn of it when that average lands; then all end the round that they are in.
-        landed = self._land() if self.merge.flight is not None else None
         self._set_off(note, plan.step)
         landed = both(landed, self._land())
         if not any(each.final for each in landed.notes):
@@ -208,7 +209,7 @@ class LocalSGD(LocalStep):
         """The replica was given new values, the same on all workers: a round begins with them."""
         self._begin_round()
         self._statistics.give()
-        self._weight = 0.0
+        self._seconds, self._weight = None, 0.0
         self.merge.restart()
         self.merge.forget()
 
@@ -287,7 +288,9 @@ class LocalSGD(LocalStep):
             return busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds  # the step that comes nearest to it
         if self._whole_epochs and now.epoch > self._pending[0].epoch:
             return True  # what the epoch has taught is needed for the order of the next
-        return self.every.ends(self._tally.begin(now), now)
+        begin = self._tally.begin(now)
+        # What began in steps, before a checkpoint, ends at once where rounds of seconds go on: no clock runs for it.
+        return seconds_of(self.every, begin) is not None or self.every.ends(begin, now)
 
     def _end_round(self, note: Note, step: int) -> Meeting:
         self.fleet.doing(step, "averaging models")

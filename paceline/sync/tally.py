@@ -23,11 +23,14 @@ class Tally:
         self._notes: list[Note] = []
         self.steps = 0
         self.examples = 0
+        self._epoch = 0
         self.busy_seconds = 0.0
         """This worker's own work in these steps."""
 
     def add(self, plan: Plan, note: Note) -> None:
         """One more step is done."""
+        if not self.steps:
+            self._epoch = plan.epoch
         self._notes.append(note)
         self.steps += 1
         self.examples += plan.batch
@@ -53,15 +56,22 @@ class Tally:
 
     def begin(self, now: Progress) -> Progress:
         """Where the round began."""
-        return Progress(now.step - self.steps, now.epoch, now.examples - self.examples)
+        epoch = self._epoch if self.steps else now.epoch
+        return Progress(now.step - self.steps, epoch, now.examples - self.examples)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
         note = None if self.note is None else list(msgspec.structs.astuple(self.note))
-        return {"steps": self.steps, "examples": self.examples, "busy_seconds": self.busy_seconds, "note": note}
+        return {
+            "steps": self.steps,
+            "examples": self.examples,
+            "epoch": self._epoch,
+            "busy_seconds": self.busy_seconds,
+            "note": note,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
         self.steps, self.examples = state["steps"], state["examples"]
-        self.busy_seconds = state["busy_seconds"]
+        self._epoch, self.busy_seconds = state["epoch"], state["busy_seconds"]
         self._notes = [] if state["note"] is None else [Note(*state["note"])]
