@@ -25,6 +25,7 @@ __all__ = [
     "Round",
     "combine",
     "combine_all",
+    "without_stop",
 ]
 
 
@@ -157,6 +158,11 @@ def combine_all(notes: Sequence[Note]) -> Note:
 def combine(first: Note, second: Note) -> Note:
     """The same for two."""
     return combine_all((first, second))
+
+
+def without_stop(note: Note) -> Note:
+    """The same note of a worker that did not want to stop."""
+    return msgspec.structs.replace(note, stop=0.0)
 
 
 class GradientStats(msgspec.Struct, frozen=True):

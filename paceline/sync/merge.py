@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.codec import Identity
 from paceline.fleet import Fleet
 from paceline.group import Group
-from paceline.records import GradientStats, Later, Meeting, Note
+from paceline.records import GradientStats, Later, Meeting, Note, without_stop
 from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.average import Mean, WeightedAverage, assign
@@ -231,11 +231,12 @@ class Merge:
         flight = None
         if self.flight is not None:
             mean, meeting = self.flight.arrive()
+            notes = tuple(map(without_stop, meeting.notes))
             flight = {
                 "of": self._replica.places(map(id, self.flight.parameters)),
                 "own": self.flight.own,
                 "mean": list(mean),
-                "meeting": msgspec.msgpack.encode(msgspec.structs.replace(meeting, apart=None)),
+                "meeting": msgspec.msgpack.encode(msgspec.structs.replace(meeting, apart=None, notes=notes)),
                 "drift": None if meeting.apart is None else meeting.apart.value,
             }
         return {"buffers": self.buffers.state_dict(), "average": self._average.state_dict(), "flight": flight}

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.records import Note, Plan, Progress, combine_all
+from paceline.records import Note, Plan, Progress, combine_all, without_stop
 
 __all__ = ["Tally"]
 
@@ -61,7 +61,8 @@ class Tally:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        note = None if self.note is None else list(msgspec.structs.astuple(self.note))
+        # Who wanted this run to stop did not mean the one that goes on from here.
+        note = None if self.note is None else list(msgspec.structs.astuple(without_stop(self.note)))
         return {
             "steps": self.steps,
             "examples": self.examples,

@@ -25,8 +25,8 @@ def make(role: sync.LocalSGD, **settings: Any) -> pl.Run:
     return pl.Run(model, optimizer, data(240), batch=12, sync=role, deadline=20.0, **settings)
 
 
-def saved(folder: Path, at: int, overlap: int = 0, each: Callable[[pl.Run, pl.Step], None] | None = None) -> None:
-    """Rounds of four steps; a checkpoint after so many steps."""
+def saved(folder: Path, at: int, overlap: int = 0, each: Callable[[pl.Run, pl.Step], None] | None = None) -> int:
+    """Rounds of four steps; a checkpoint after so many steps. Gives the steps that were done."""
     with make(sync.LocalSGD(4, overlap=overlap)) as run:
 
         def save(step: pl.Step) -> None:
@@ -36,6 +36,7 @@ def saved(folder: Path, at: int, overlap: int = 0, each: Callable[[pl.Run, pl.St
                 run.save(folder / "saved.ckpt")
 
         train(run, run.model, each=save, steps=12)
+        return run.progress.step
 
 
 def goes_on(folder: Path, role: sync.LocalSGD, steps: int, **settings: Any) -> tuple[list[tuple[int, list[int]]], str]:
@@ -148,3 +149,47 @@ def test_what_was_under_way_is_told_without_overlap(
     assert rounds[: len(expected)] == expected
     assert end == other
     assert end[0] == (14 if not leaves else expected[-1][0] + 1)
+
+
+def wished_to_stop(folder: Path, overlap: int) -> tuple[int, int]:
+    """Steps of a run that somebody stops, and of one that goes on from a checkpoint made before it did."""
+
+    def stop(run: pl.Run, step: pl.Step) -> None:
+        if step.index == (2 if overlap else 3) and run.fleet.rank == 1:
+            run.stop()  # seen with the next step
+
+    at = 5 if overlap else 6
+    ended = saved(folder, at, overlap, stop)
+    with make(sync.LocalSGD(4, overlap=overlap)) as run:
+        run.resume(folder / "saved.ckpt")
+        train(run, run.model, steps=14)
+        return ended, run.progress.step
+
+
+@pytest.mark.parametrize("overlap", [0, 2], ids=["in the round", "under way"])
+def test_a_wish_to_stop_is_not_that_of_a_resumed_run(pool: Pool, tmp_path: Path, overlap: int) -> None:
+    for ended, resumed in pool.run(2, wished_to_stop, tmp_path, overlap):
+        assert ended in (6, 8)
+        assert resumed == 14
+
+
+def saves_by_itself(folder: Path, at: int, resume: bool) -> str:
+    """A save of the run's own brings all together when the average lands that was under way at ours."""
+    with make(sync.LocalSGD(4, overlap=2), checkpoint=pl.Checkpoint(folder / "own", every=3)) as run:
+        if resume:
+            run.resume(folder / "saved.ckpt")
+
+        def save(step: pl.Step) -> None:
+            if step.index + 1 == at and not resume:
+                run.save(folder / "saved.ckpt")
+
+        train(run, run.model, each=save, steps=14)
+        return run.replica.digest()
+
+
+@pytest.mark.parametrize("at", [3, 5], ids=["in the round", "under way"])
+def test_a_save_that_was_due_is_done_by_the_resumed_run(pool: Pool, tmp_path: Path, at: int) -> None:
+    """Else it would go on with another model than the run that did not stop."""
+    never = pool.run(2, saves_by_itself, tmp_path, at, False)
+    assert pool.run(2, saves_by_itself, tmp_path, at, True) == never
+    assert len(set(never)) == 1
