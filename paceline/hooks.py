@@ -53,7 +53,7 @@ class OptimizerHooks:
             )
         if _count(optimizer) != self._parameters:
             self._refuse_strangers(optimizer)
-        factor = self._run.lr.factor(self._run.progress, step.plan.batch)
+        factor = self._run.lr.factor(self._run.progress, self._loop.batch_of(step))
         self._rates = [group.get("lr") for group in optimizer.param_groups]
         self.learning_rate = float(self._rates[0] or 0.0) * factor
         if factor != 1.0:

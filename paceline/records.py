@@ -230,7 +230,7 @@ class Round(msgspec.Struct, frozen=True):
     """What every worker knows after a synchronisation: the same on all of them."""
 
     plan: Plan
-    """Of its last step."""
+    """Of its last step; where each worker goes at its own pace, with the counts of a whole step of each."""
     notes: tuple[Note, ...]
     """One for each worker, by rank."""
     stats: GradientStats | None = None
