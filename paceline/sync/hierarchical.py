@@ -104,39 +104,32 @@ class Hierarchical(LocalSGD):
         plan, note = self._pending
         self._count(plan, note)
         self._inside.add(plan, note)
-        over = last or self._is_over(now, busy_seconds)
+        self._tally.worked(busy_seconds - self._inside_seconds)
+        over = last or self._is_over(now)
         if self._tally.steps == 1:
             self.bytes_sent = 0
         if not (over or self.inside.ends(self._inside.begin(now), now)):
             return None
-        own_seconds = busy_seconds - self._inside_seconds
         self._average_inside(self._inside.whole, now.step - 1, final=over)
         if not over:
             return None
-        note = msgspec.structs.replace(self._tally.whole, busy_seconds=own_seconds, final=float(last), rate=self._rate)
-        self._inside_seconds = 0.0
-        return self._average_between(note, now.step - 1)
-
-    def leave(self, plan: Plan) -> Meeting:
-        """Take part in the averages of the site until the round between sites ends, and ask all to stop then."""
-        self._scale = self._scale or float(plan.batch)
-        with self.fleet.patiently(self._parts):
-            return self._leave(plan)
+        meeting = self._average_between(self._told(final=float(last)), now.step - 1)
+        self._begin_to_count()
+        return meeting
 
     def _leave(self, plan: Plan) -> Meeting:
-        inside, whole = self._inside.whole, self._tally.whole
+        """Take part in the averages of the site until the round between sites ends."""
+        inside, whole = self._inside.whole, self._told(leaves=True)
         while True:
             met = self._average_inside(inside, plan.step, left=True)
             # When all of a site have left, nobody is there to tell when the round ends: the other sites will.
             if any(note.final for note in met.notes) or all(note.stop for note in met.notes):
-                whole = msgspec.structs.replace(whole, stop=max(1.0, whole.stop), rate=self._rate)
                 return self._average_between(whole, plan.step)
             inside = Note(steps=0.0)
 
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: rounds begin with them."""
         super().reload()
-        self._inside.clear()
         self._between.forget()
         self._anchor()
 
@@ -158,6 +151,14 @@ class Hierarchical(LocalSGD):
         self.merge.buffers.live = list(state["live_buffers"])
         self._inside.load_state_dict(state["inside"])
         self._between.load_state_dict(state["between"])
+
+    def _begin_round(self) -> None:
+        super()._begin_round()
+        self._inside.clear()
+
+    def _begin_to_count(self) -> None:
+        super()._begin_to_count()
+        self._inside_seconds = 0.0
 
     def _anchor(self) -> None:
         if self._leaders.rank >= 0:

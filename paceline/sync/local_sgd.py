@@ -105,6 +105,7 @@ class LocalSGD(LocalStep):
         self.merge = self._make_merge(fleet)
         self._fleet = fleet
         self._begin_round()
+        self._begin_to_count()
 
     def detach(self) -> None:
         """End to serve it."""
@@ -156,26 +157,19 @@ class LocalSGD(LocalStep):
         self._tally.worked(busy_seconds)
         meeting = self._end_step(now, last)
         if meeting is not None:
-            self._tally.met()
+            self._begin_to_count()
         return meeting
 
     def _end_step(self, now: Progress, last: bool) -> Meeting | None:
         self.bytes_sent = 0
-        busy_seconds = self._tally.busy_seconds
-        over = last or self._is_over(now, busy_seconds)
+        over = last or self._is_over(now)
         landed = None
         if self.merge.flight is not None and (over or self._tally.steps >= self.overlap):
             landed = self._land()
             last = last or pauses(landed)
         if not (over or last):
             return landed
-        note = msgspec.structs.replace(
-            self._tally.whole,
-            busy_seconds=busy_seconds,
-            blocked_seconds=self.merge.blocked_seconds,
-            final=float(last),
-            rate=self._rate,
-        )
+        note = self._told(final=float(last))
         if not self.overlap:  # an average has landed all the same if a checkpoint of one that overlaps was resumed
             return both(landed, self._end_round(note, now.step - 1))
         self._set_off(note, now.step - 1)
@@ -187,13 +181,17 @@ class LocalSGD(LocalStep):
     def leave(self, plan: Plan) -> Meeting:
         """Take part in the average that ends the round, with the examples that were used, and ask all to stop then."""
         self._scale = self._scale or float(plan.batch)
-        note = self._tally.whole
-        note = msgspec.structs.replace(note, stop=max(1.0, note.stop), rate=self._rate)
         with self.fleet.patiently(self._parts):
-            landed = None if self.merge.flight is None else self._land()
-            if not self.overlap:
-                return both(landed, self._end_round(note, plan.step))
-            return self._meet_once_more(landed, note, plan)
+            meeting = self._leave(plan)
+        self._begin_to_count()
+        return meeting
+
+    def _leave(self, plan: Plan) -> Meeting:
+        note = self._told(leaves=True)
+        landed = None if self.merge.flight is None else self._land()
+        if not self.overlap:
+            return both(landed, self._end_round(note, plan.step))
+        return self._meet_once_more(landed, note, plan)
 
     def _meet_once_more(self, landed: Meeting | None, note: Note, plan: Plan) -> Meeting:
         # The others learn of it when that average lands; then all end the round that they are in.
@@ -208,6 +206,7 @@ class LocalSGD(LocalStep):
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: a round begins with them."""
         self._begin_round()
+        self._begin_to_count()
         self._statistics.give()
         self._seconds, self._weight = None, 0.0
         self.merge.restart()
@@ -266,6 +265,22 @@ class LocalSGD(LocalStep):
         if not self.overlap:  # else the average of what was trained is still to land
             self.merge.trained = set()
 
+    def _begin_to_count(self) -> None:
+        """The clock of the run begins anew: after every meeting, and with another loop."""
+        self._tally.met()
+
+    def _told(self, final: float = 0.0, leaves: bool = False) -> Note:
+        """What this worker has to tell of the round."""
+        whole = self._tally.whole
+        return msgspec.structs.replace(
+            whole,
+            busy_seconds=self._tally.busy_seconds,
+            blocked_seconds=self.merge.blocked_seconds,
+            final=final,
+            stop=max(1.0, whole.stop) if leaves else whole.stop,
+            rate=self._rate,
+        )
+
     @property
     def _rate(self) -> float:
         return float(self._replica.optimizer.param_groups[0].get("lr", 0.0))
@@ -283,9 +298,11 @@ class LocalSGD(LocalStep):
         self._tally.add(plan, note)
         self._weight += note.weight
 
-    def _is_over(self, now: Progress, busy_seconds: float) -> bool:
+    def _is_over(self, now: Progress) -> bool:
         if self._seconds is not None:
-            return busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds  # the step that comes nearest to it
+            return (
+                self._tally.busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds
+            )  # the step that comes nearest to it
         if self._whole_epochs and now.epoch > self._pending[0].epoch:
             return True  # what the epoch has taught is needed for the order of the next
         begin = self._tally.begin(now)
