@@ -296,13 +296,12 @@ class LocalSGD(LocalStep):
     def _count(self, plan: Plan, note: Note) -> None:
         self._scale = self._scale or float(plan.batch)
         self._tally.add(plan, note)
+        self._statistics.count()
         self._weight += note.weight
 
     def _is_over(self, now: Progress) -> bool:
-        if self._seconds is not None:
-            return (
-                self._tally.busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds
-            )  # the step that comes nearest to it
+        if self._seconds is not None:  # with the step that comes nearest to it
+            return self._tally.busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds
         if self._whole_epochs and now.epoch > self._pending[0].epoch:
             return True  # what the epoch has taught is needed for the order of the next
         begin = self._tally.begin(now)

@@ -82,16 +82,16 @@ def test_half_a_round_of_steps_ends_where_rounds_of_seconds_begin(
 def back_from_seconds(folder: Path) -> list[tuple[int, list[int]]]:
     """One run trains by the clock, then goes back to the middle of a round of steps."""
     saved(folder, 6)
-    rounds = []
+    rounds: list[tuple[int, list[int]]] = []
     with make(sync.LocalSGD(Later(4, steps=8))) as run:
+
+        def see(step: pl.Step) -> None:
+            if step.round is not None:
+                rounds.append((step.index, [int(note.steps) for note in step.round.notes]))
+
         for _ in range(2):
             run.resume(folder / "saved.ckpt")
-            rounds = []
-
-            def see(step: pl.Step) -> None:
-                if step.round is not None:
-                    rounds.append((step.index, [int(note.steps) for note in step.round.notes]))
-
+            rounds.clear()
             train(run, run.model, each=see, steps=14)
     return rounds
 

@@ -78,7 +78,7 @@ def test_seconds_after_one_has_left(pool: Pool, kind: str, early: bool, first: l
 
 
 def test_seconds_after_one_has_left_while_an_average_was_under_way(pool: Pool) -> None:
-    """It learns of three rounds at once: of that whose average it waits for, its own last, and what the others do then."""
+    """It learns of three rounds at once: that of the average under way, its own last, and what others do then."""
     first, second, third = pool.run(3, worked, "overlap", 4, False)
     assert first == third
     assert first == [[3.75] * 3, [6.0, 1.0, 6.0], [3.75] * 3, [4.0] * 3]
