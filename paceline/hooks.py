@@ -68,11 +68,13 @@ class OptimizerHooks:
         step = self._loop.current
         if step is None:
             return
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            if rate is not None:
-                group["lr"] = rate
         step.phase = Phase.APPLIED
-        self._loop.advance(step)
+        try:
+            self._loop.advance(step)  # who averages is told the rate that the step was done with
+        finally:
+            for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+                if rate is not None:
+                    group["lr"] = rate
 
     def _refuse_strangers(self, optimizer: Optimizer) -> None:
         if any(id(p) not in self._run.replica.known for group in optimizer.param_groups for p in group["params"]):

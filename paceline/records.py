@@ -136,7 +136,7 @@ class Note(msgspec.Struct, frozen=True):
     most: float = 0.0
     """Examples that fit into its memory at once, if more did not; 0 if all did."""
     rate: float = 0.0
-    """The learning rate of its optimizer at the end of the round, where rounds have several steps."""
+    """The mean learning rate of its steps, as the optimizer used it, where rounds have several steps."""
 
 
 _LARGEST = frozenset({"stop", "save", "final"})

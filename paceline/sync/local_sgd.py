@@ -278,12 +278,8 @@ class LocalSGD(LocalStep):
             blocked_seconds=self.merge.blocked_seconds,
             final=final,
             stop=max(1.0, whole.stop) if leaves else whole.stop,
-            rate=self._rate,
+            rate=self._tally.rate,
         )
-
-    @property
-    def _rate(self) -> float:
-        return float(self._replica.optimizer.param_groups[0].get("lr", 0.0))
 
     def _make_merge(self, fleet: Fleet) -> Merge:
         group: Group = fleet
@@ -295,7 +291,8 @@ class LocalSGD(LocalStep):
 
     def _count(self, plan: Plan, note: Note) -> None:
         self._scale = self._scale or float(plan.batch)
-        self._tally.add(plan, note)
+        # As it was in the step: a rule that multiplies it takes its factor back when the step has ended.
+        self._tally.add(plan, note, float(self._replica.optimizer.param_groups[0].get("lr", 0.0)))
         self._statistics.count()
         self._weight += note.weight
 

@@ -37,12 +37,12 @@ class DiLoCo:
 
 @dataclass(frozen=True)
 class SlowMo:
-    """The outer step of SlowMo (Wang et al. 2020), where g is the learning rate of the optimizer of the loop.
-
-    ::
+    """The outer step of SlowMo (Wang et al. 2020), where g is the learning rate of the optimizer of the loop::
 
         u <- momentum u + (x_0 - x_avg) / g
         x <- x_0 - lr g u
+
+    As it was applied, with the factor of the lr role, in the mean over the steps of the round.
     """
 
     lr: float = 1.0

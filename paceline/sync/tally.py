@@ -24,16 +24,18 @@ class Tally:
         self.steps = 0
         self.examples = 0
         self._epoch = 0
+        self._rates = 0.0
         self.busy_seconds = 0.0
         """This worker's own work in these steps."""
 
-    def add(self, plan: Plan, note: Note) -> None:
-        """One more step is done."""
+    def add(self, plan: Plan, note: Note, rate: float = 0.0) -> None:
+        """One more step is done, with this learning rate."""
         if not self.steps:
             self._epoch = plan.epoch
         self._notes.append(note)
         self.steps += 1
         self.examples += plan.batch
+        self._rates += rate
 
     def worked(self, seconds: float) -> None:
         """This worker has been busy for so long since the last exchange ended, earlier steps included."""
@@ -54,6 +56,11 @@ class Tally:
         """The same, of no steps if there was none."""
         return self.note or Note(steps=0.0)
 
+    @property
+    def rate(self) -> float:
+        """The mean learning rate of the steps so far."""
+        return self._rates / self.steps if self.steps else 0.0
+
     def begin(self, now: Progress) -> Progress:
         """Where the round began."""
         epoch = self._epoch if self.steps else now.epoch
@@ -67,6 +74,7 @@ class Tally:
             "steps": self.steps,
             "examples": self.examples,
             "epoch": self._epoch,
+            "rates": self._rates,
             "busy_seconds": self.busy_seconds,
             "note": note,
         }
@@ -74,5 +82,5 @@ class Tally:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
         self.steps, self.examples = state["steps"], state["examples"]
-        self._epoch, self.busy_seconds = state["epoch"], state["busy_seconds"]
+        self._epoch, self._rates, self.busy_seconds = state["epoch"], state["rates"], state["busy_seconds"]
         self._notes = [] if state["note"] is None else [Note(*state["note"])]
