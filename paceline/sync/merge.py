@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -190,23 +189,23 @@ class Merge:
 
     def common_buffers(self) -> list[Tensor]:
         """The floating-point buffers that have the same shape on all workers; others (caches) stay their own."""
-        own = {name: buffer for name, buffer in self._replica.buffers() if buffer.is_floating_point()}
+        return self._common({name: buffer for name, buffer in self._replica.buffers() if buffer.is_floating_point()})
+
+    def _common(self, own: dict[str, Tensor]) -> list[Tensor]:
+        """Those of these buffers that have the same shape and type on all workers, which must all call it."""
         if not self._replica.buffered or self._fleet.size == 1:
             return list(own.values())
-        shapes = {name: list(buffer.shape) for name, buffer in own.items()}
-        blobs = self._fleet.gather(msgspec.json.encode(shapes), "the shapes of the others' buffers")
-        found = [msgspec.json.decode(blob, type=dict[str, list[int]]) for blob in blobs]
-        return [buffer for name, buffer in own.items() if all(each.get(name) == shapes[name] for each in found)]
+        forms = {name: f"{list(buffer.shape)} of {buffer.dtype}" for name, buffer in own.items()}
+        blobs = self._fleet.gather(msgspec.json.encode(forms), "the shapes of the others' buffers")
+        found = [msgspec.json.decode(blob, type=dict[str, str]) for blob in blobs]
+        return [buffer for name, buffer in own.items() if all(each.get(name) == forms[name] for each in found)]
 
     @torch.no_grad()
     def share_counters(self) -> None:
-        """Make the buffers that are not floating point rank 0's: all workers must call it."""
-        if not self._replica.buffered or self._fleet.size == 1:
-            return
-        counters = [buffer for _, buffer in self._replica.buffers() if not buffer.is_floating_point()]
-        kinds = [(list(each.shape), str(each.dtype)) for each in counters]
-        self._fleet.agree({"set of integer buffers": f"{len(kinds)} of digest {zlib.crc32(repr(kinds).encode())}"})
-        if not counters:
+        """Make the buffers that are not floating point rank 0's, where all have the same: all workers must call it."""
+        own = {name: buffer for name, buffer in self._replica.buffers() if not buffer.is_floating_point()}
+        counters = self._common(own)
+        if not counters or self._fleet.size == 1:
             return
         raw = [each.contiguous().view(-1).view(torch.uint8) for each in counters]
         flat = torch.cat(raw).to(self._fleet.device)

@@ -150,19 +150,21 @@ class Cache(nn.Module):
 
     table: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.register_buffer("table", torch.zeros(1))
+        self.register_buffer("table", torch.zeros(1, dtype=dtype))
+        self.register_buffer("same", torch.zeros(2, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > len(self.table):
-            self.table = torch.zeros(len(x))
+            self.table = self.table.new_zeros(len(x))
+        self.get_buffer("same").add_(len(x))
         return x
 
 
-def cached(kind: str) -> list[str]:
+def cached(kind: str, dtype: torch.dtype) -> list[str]:
     torch.manual_seed(3)
-    model = nn.Sequential(Cache(), nn.Linear(6, 3))
+    model = nn.Sequential(Cache(dtype), nn.Linear(6, 3))
     optimizer = SGD(model.parameters(), lr=0.05)
     found = []
     role = ROLES[kind]()
@@ -170,15 +172,20 @@ def cached(kind: str) -> list[str]:
 
         def look(step: pl.Step) -> None:
             with run.consensus():
-                found.append(str([float(p.detach().sum()) for p in model.parameters()]))
+                values = [*model.parameters(), model.get_buffer("0.same")]
+                found.append(str([float(value.detach().sum()) for value in values]))
 
         train(run, model, steps=9, each=look)
+        found.append(str(model.get_buffer("0.same")))
+    assert len(model.get_buffer("0.table")) > 1
     return found
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 @pytest.mark.parametrize("kind", ROLES)
-def test_a_buffer_that_grows_stays_each_workers_own(pool: Pool, kind: str) -> None:
-    first, second, third = pool.run(3, cached, kind)
+def test_a_buffer_that_grows_stays_each_workers_own(pool: Pool, kind: str, dtype: torch.dtype) -> None:
+    """Beside one that does not, and is rank 0's where all have the same."""
+    first, second, third = pool.run(3, cached, kind, dtype)
     assert first == second == third
 
 
@@ -212,6 +219,38 @@ def test_slow_momentum_is_the_same_on_all_workers(pool: Pool, seconds: bool) -> 
     found = pool.run(2, with_slow_momentum, seconds)
     assert found[0][0] == found[1][0]
     assert any(len(set(rates)) == 2 for _, rates in found)  # the rates of the two did differ when they met
+
+
+def rates_told(folder: str, resume: bool) -> list[float]:
+    """The rate of each round, of steps whose rates differ; half a round may be from a checkpoint."""
+    model = mlp(dtype=torch.float64)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    x, y = data(400).tensors
+    role = sync.LocalSGD(3, outer=sync.SlowMo())
+    dataset = torch.utils.data.TensorDataset(x.double(), y)
+    rates: list[float] = []
+    settings = {"lr": pl.lr.Linear(base=3), "stateful": {"scheduler": scheduler}}
+    with pl.Run(model, optimizer, dataset, batch=12, sync=role, **settings) as run:  # type: ignore[arg-type]
+        if resume:
+            run.resume(f"{folder}/saved.ckpt")
+
+        def each(step: pl.Step) -> None:
+            if step.round is not None:
+                rates.append(step.round.notes[1].rate)
+            scheduler.step()
+            if step.index == 1 and not resume:
+                run.save(f"{folder}/saved.ckpt")
+
+        train(run, model, each=each, steps=6)
+    return rates
+
+
+def test_slow_momentum_is_told_the_mean_of_the_rates_that_were_applied(pool: Pool, tmp_path: Path) -> None:
+    applied = [0.5 * 0.9**step * 12 / 3 for step in range(6)]
+    for resume in (False, True):
+        for rates in pool.run(2, rates_told, str(tmp_path), resume):
+            assert rates == pytest.approx([sum(applied[:3]) / 3, sum(applied[3:]) / 3], rel=1e-9)
 
 
 def test_the_rate_of_slow_momentum_is_the_mean_by_weight() -> None:
