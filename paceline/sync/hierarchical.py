@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.codec import Identity
 from paceline.errors import SettingError
@@ -96,7 +96,7 @@ class Hierarchical(LocalSGD):
         self._between = WeightedAverage(self._leaders, self.codec)
         self._exactly_between = WeightedAverage(self._leaders, Identity())
         self._spread = WeightedAverage(self._here, Identity())
-        self._anchor()
+        self._anchor(self._replica.parameters)
         return Merge(fleet, self._here, self._replica, Identity(), self.optimizer_state, None)
 
     def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
@@ -131,7 +131,7 @@ class Hierarchical(LocalSGD):
         """The replica was given new values, the same on all workers: rounds begin with them."""
         super().reload()
         self._between.forget()
-        self._anchor()
+        self._anchor(self._replica.parameters)
 
     def own_state(self) -> dict[str, Any]:
         """This worker's model in the middle of a round, and its optimizer."""
@@ -160,11 +160,11 @@ class Hierarchical(LocalSGD):
         super()._begin_to_count()
         self._inside_seconds = 0.0
 
-    def _anchor(self) -> None:
+    def _anchor(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._leaders.rank >= 0:
-            self._between.begin(self._replica.parameters)
+            self._between.begin(parameters)
         if self.outer is not None:
-            self.outer.begin(self._replica.parameters)
+            self.outer.begin(parameters)
 
     def _average_inside(self, note: Note, step: int, *, final: bool = False, left: bool = False) -> Meeting:
         self.fleet.doing(step, "averaging models in the site")
@@ -187,6 +187,7 @@ class Hierarchical(LocalSGD):
         drift = torch.zeros(1, dtype=torch.float32, device=parameters[0].device)
         if self._leaders.rank >= 0 and self._leaders.size > 1:
             weight = sum(self._table.all[rank].weight for rank in self._members)
+            self._between.expect(parameters)
             self._lead(self._between, parameters, weight, what)
             drift.fill_(self._between.apart.value)
             if rest:
@@ -200,7 +201,7 @@ class Hierarchical(LocalSGD):
         if self.outer is not None and any(each.weight for each in self._table.all):
             means = [p.detach().clone() for p in parameters]
             assign(parameters, self.outer.step(means, parameters, self._table.all))
-        self._anchor()
+        self._anchor(parameters)
         self.merge.restart()
         self._weight = 0.0
         self._begin_round()

@@ -95,6 +95,7 @@ class Merge:
         else:
             self.buffers.share = note.weight / scale
             riders = [self.buffers, *self._tell(note, measured)]
+            self._average.expect(parameters)
             self._average.prepare(tensors, len(parameters), riders)
             mean = self._average.of(tensors, note.weight, scale, riders, what)
             self.bytes_sent, apart = self._average.bytes_sent, self._average.apart
@@ -140,6 +141,9 @@ class Merge:
         """Let an average of the present parameters set off, and go on meanwhile. Buffers do not travel with it."""
         riders = self._tell(note, measured)
         parameters = self.parameters
+        self._average.expect(parameters)
+        if self._outer is not None:  # what is frozen would go on to move by its momentum
+            self._outer.expect(self._replica.parameters)
         targets = [parameter.detach() for parameter in parameters]
         own = [target.clone() for target in targets]
         self._average.prepare(own, len(own), riders)
@@ -164,7 +168,7 @@ class Merge:
         new: Sequence[Tensor] = mean
         if self._outer is not None and worked:
             new = self._outer.step(mean, flight.parameters, meeting.notes)
-        self._average.begin(new)
+        self._average.begin(flight.parameters, new)
         with torch.no_grad():
             change = torch._foreach_sub(list(new), flight.own)
             torch._foreach_add_(flight.targets, change)

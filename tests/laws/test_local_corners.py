@@ -145,6 +145,67 @@ def test_a_layer_that_is_frozen_is_averaged_once_more(
     assert {end for _, end in (*saved, *resumed)} == {saved[0][1]}
 
 
+def twins() -> nn.Module:
+    """Two layers of the same shape, of which the first is trained."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    model[2].requires_grad_(False)
+    return model
+
+
+REFUSING: dict[str, Callable[[], sync.LocalSGD]] = {
+    "outer": lambda: sync.LocalSGD(4, outer=sync.DiLoCo()),
+    "overlapped outer": lambda: sync.LocalSGD(4, overlap=2, outer=sync.DiLoCo()),
+    "sites with outer": lambda: sync.Hierarchical(2, 4, site="ab"[int(os.environ["RANK"]) // 2], outer=sync.DiLoCo()),
+    "codec": lambda: sync.LocalSGD(4, codec=codec.Uniform8()),
+    "overlapped codec": lambda: sync.LocalSGD(4, overlap=2, codec=codec.Uniform8()),
+    "sites with codec": lambda: sync.Hierarchical(
+        2, 4, site="ab"[int(os.environ["RANK"]) // 2], codec=codec.Uniform8()
+    ),
+}
+
+
+def changes_what_is_trained(kind: str, how: str, at: int) -> None:
+    model = twins() if how == "others" else mlp()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    with pl.Run(model, optimizer, data(200), batch=12, sync=REFUSING[kind](), deadline=20.0) as run:
+
+        def each(step: pl.Step) -> None:
+            if step.index == at:
+                freeze(model)
+                if how == "others":
+                    model.get_submodule("2").requires_grad_(True)
+
+        train(run, model, steps=20, each=each)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "at"),
+    [
+        ("outer", "fewer", 5),
+        ("outer", "others", 3),
+        ("overlapped outer", "fewer", 5),  # it would go on to move by its momentum
+        ("overlapped outer", "others", 3),
+        ("sites with outer", "fewer", 5),  # all momentum would be lost
+        ("sites with outer", "fewer", 3),
+        ("sites with outer", "others", 3),
+        ("codec", "fewer", 5),
+        ("codec", "others", 3),  # of the same shapes
+        ("overlapped codec", "others", 3),
+        ("sites with codec", "fewer", 5),
+        ("sites with codec", "others", 3),
+    ],
+)
+def test_other_parameters_are_refused_where_changes_of_each_are_counted(
+    pool: Pool, kind: str, how: str, at: int
+) -> None:
+    outcomes = pool.outcomes(3, changes_what_is_trained, kind, how, at)
+    assert all(isinstance(outcome, RemoteError) for outcome in outcomes)
+    refused = [outcome for outcome in outcomes if outcome.kind == "SettingError"]
+    assert refused
+    assert all("freeze or thaw parameters in a new Run" in outcome.text for outcome in outcomes)
+
+
 class Cache(nn.Module):
     """Keeps a table that grows with what it has seen, as position tables do."""
 
