@@ -76,8 +76,9 @@ class Merge:
             self._outer.begin(self._replica.parameters)
 
     def forget(self) -> None:
-        """A codec has nothing to make up for."""
+        """A codec has nothing to make up for, and what state the workers' optimizers have must be asked for again."""
         self._average.forget()
+        self._completed = False
 
     def close(self) -> None:
         """No more averages."""

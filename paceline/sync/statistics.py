@@ -134,4 +134,7 @@ class RoundStatistics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._pending = Measured(**state) if state else None
+        measured = Measured(**state) if state else None
+        # Sketches of another size cannot be added to those of this run: the round goes without.
+        fits = measured is not None and self._probe.statistics and measured.image.numel() == self._probe.image_size
+        self._pending = measured if fits else None

@@ -42,6 +42,10 @@ class Tally:
         self.busy_seconds += seconds - self._counted
         self._counted = seconds
 
+    def waited(self, seconds: float) -> None:
+        """So much of the time from here on has passed already, without any work."""
+        self._counted += seconds
+
     def met(self) -> None:
         """An exchange has ended; it need not be that of this round."""
         self._counted = 0.0

@@ -280,6 +280,33 @@ def test_what_was_measured_in_a_step_that_does_not_count_does_not_either(pool: P
         assert found[1] == (2 * len(counting), pytest.approx(variance, rel=1e-9))
 
 
+def sketched_otherwise(path: str) -> list[bool]:
+    """Saved in the middle of a round, after the step that is measured; resumed with sketches of another size."""
+    told: list[bool] = []
+    for sketch, steps in ((64, 2), (32, 6)):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        policy = batch.NormTest(start=48, limit=480, eta=0.9)
+        settings: dict[str, Any] = {"sync": sync.LocalSGD(3), "micro": 8, "probe": pl.Probe(size=sketch)}
+        with pl.Run(model, optimizer, data(240), batch=policy, **settings) as run:
+            if sketch == 32:
+                run.resume(path)
+
+            def each(step: pl.Step, sketch: int = sketch, run: pl.Run = run) -> None:
+                if step.round is not None:
+                    told.append(step.round.stats is not None)
+                if sketch == 64 and step.index == 0:
+                    run.save(path)
+
+            train(run, model, each=each, steps=steps)
+    return told
+
+
+def test_a_round_whose_sketch_is_of_another_size_goes_without(pool: Pool, tmp_path: Path) -> None:
+    for told in pool.run(2, sketched_otherwise, str(tmp_path / "saved.ckpt")):
+        assert told == [True, False, True]
+
+
 def local_sizes(kind: str) -> list[int]:
     model = mlp(dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

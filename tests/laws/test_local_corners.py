@@ -380,6 +380,24 @@ def test_workers_that_arrange_a_model_differently_are_told(pool: Pool) -> None:
         assert "the set of averaged tensors differs between workers" in outcome.text
 
 
+def goes_back(path: str) -> str:
+    """To where no worker's optimizer had any state; worker 1 makes none of its own."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    role = sync.LocalSGD(2, optimizer_state=sync.Average())
+    shares = pl.balance.Fixed([1, 0])
+    with pl.Run(model, optimizer, data(64), batch=8, sync=role, balance=shares, deadline=10.0) as run:
+        run.save(path)
+        for _ in range(2):
+            run.resume(path)
+            train(run, model, steps=4)
+        return run.replica.digest()
+
+
+def test_going_back_to_where_no_optimizer_had_state(pool: Pool, tmp_path: Path) -> None:
+    assert len(set(pool.run(2, goes_back, str(tmp_path / "begin.ckpt")))) == 1
+
+
 def one_site_has_nothing() -> str:
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -83,3 +84,27 @@ def test_seconds_after_one_has_left_while_an_average_was_under_way(pool: Pool) -
     assert first == third
     assert first == [[3.75] * 3, [6.0, 1.0, 6.0], [3.75] * 3, [4.0] * 3]
     assert second == [[9.75, 4.75, 9.75], [3.75] * 3, [4.0] * 3]
+
+
+def waits_for_a_slow_one() -> list[float]:
+    """The seconds of worker 0 in every round, beside one that sleeps; by real clocks."""
+    found: list[float] = []
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watched = Watched(lambda round: found.append(round.notes[0].busy_seconds))
+    settings: dict[str, Any] = {"balance": watched, "sync": sync.LocalSGD(2, overlap=1), "deadline": 20.0}
+    with pl.Run(model, optimizer, data(100), batch=12, **settings) as run:
+        for step in run.steps(steps=6):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            if run.fleet.rank == 1:
+                time.sleep(1.0)
+            optimizer.step()
+    return found
+
+
+def test_to_wait_where_the_first_average_sets_off_is_no_work(pool: Pool) -> None:
+    """All compare there what they will average: who is fast waits for the slow one, two seconds here."""
+    found, _ = pool.run(2, waits_for_a_slow_one)
+    assert max(found) < 1.0
