@@ -16,7 +16,7 @@ from paceline.planner import Cursor, Split, after, checked_shares, remaining, ta
 from paceline.ranges import drop, part, simplified
 from paceline.records import Plan
 
-__all__ = ["Hand", "collect", "deal", "draw"]
+__all__ = ["Hand", "batch_of", "collect", "deal", "draw", "whole"]
 
 SPARE = 2  # a worker may be so many times as fast as in the last round before it has to wait
 FEWEST_STEPS = 4
@@ -80,6 +80,21 @@ def draw(hand: Hand, step: int) -> Plan:
         micro=hand.micro,
         ranges=begin.ranges,
     )
+
+
+def batch_of(hand: Hand, plan: Plan, rank: int) -> int:
+    """The batch that a worker's step is a part of: with all others, also with those who have nothing left to draw.
+
+    They go on as soon as they are dealt more. A step of fewer examples than the worker's others is part of a batch that
+    is smaller by as much.
+    """
+    return max(1, -(-sum(hand.sizes) * plan.counts[rank] // hand.sizes[rank]))
+
+
+def whole(hand: Hand, step: int) -> Plan:
+    """The plan of a step as it is told when the round is over: of all workers, unless there was not so much left."""
+    counts = hand.sizes if sum(hand.stripes) >= sum(hand.sizes) else hand.stripes
+    return msgspec.structs.replace(draw(hand, step), counts=counts)
 
 
 def collect(hand: Hand, steps: Sequence[int], lengths: tuple[int, ...]) -> Cursor:

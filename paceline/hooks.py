@@ -44,8 +44,6 @@ class OptimizerHooks:
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         ]
-        self.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0))
-        """The learning rate of the first parameter group in the last step, with the factor of the rule."""
 
     def remove(self) -> None:
         """Give the optimizer back as it was."""
@@ -70,8 +68,8 @@ class OptimizerHooks:
         if _count(optimizer) != self._parameters:
             self._refuse_strangers(optimizer)
         self._unscale(optimizer)  # where the step before has failed
-        factor = self._run.lr.factor(self._run.progress, step.plan.batch)
-        self.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0)) * factor
+        factor = self._run.lr.factor(self._run.progress, self._loop.batch_of(step))
+        self._run.replica.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0)) * factor
         if factor != 1.0:
             self._scale(optimizer, factor)
 

@@ -13,7 +13,7 @@ import msgspec
 from torch.utils.hooks import RemovableHandle
 
 from paceline.asking import Asking
-from paceline.dealing import Hand, collect, deal, draw
+from paceline.dealing import Hand, batch_of, collect, deal, draw, whole
 from paceline.errors import Interrupted
 from paceline.events import Ended, Remark, Started
 from paceline.goal import Goal
@@ -171,6 +171,10 @@ class Loop:
             self._parts.probe.follow(run.replica.parameters)
         return needs or None
 
+    def batch_of(self, step: Step) -> int:
+        """The examples of all workers that a step stands for, whatever each does meanwhile."""
+        return step.plan.batch if self.hand is None else batch_of(self.hand, step.plan, self._run.fleet.rank)
+
     def close_step(self, step: Step) -> None:
         """The body of the loop is done: learn from the step, and move on."""
         if step.phase is Phase.CLOSED:
@@ -225,7 +229,7 @@ class Loop:
         every = policy.every if policy else None
         if every and self.cursor.progress.step // every > hand.begin.progress.step // every:
             notes = (msgspec.structs.replace(notes[0], save=1.0), *notes[1:])
-        return msgspec.structs.replace(round, plan=draw(hand, max(round.steps - 1, 0)), notes=notes)
+        return msgspec.structs.replace(round, plan=whole(hand, max(round.steps - 1, 0)), notes=notes)
 
     def _learn(self, round: Round, applied: bool) -> None:
         for observer in self._observers:
@@ -237,7 +241,7 @@ class Loop:
         run = self._run
         self.lessons.learn(self.cursor.progress, self._parts)
         self._tell_exchanges()
-        clock, rate = self._parts.clock, self.hooks.learning_rate
+        clock, rate = self._parts.clock, self._run.replica.learning_rate
         self._journal.round_done(round, self.progress, clock, run.sync, rate, applied)
         if round.notes[0].save:
             run.save_by_itself()

@@ -25,6 +25,7 @@ __all__ = [
     "Round",
     "combine",
     "combine_all",
+    "without_stop",
 ]
 
 
@@ -135,7 +136,7 @@ class Note(msgspec.Struct, frozen=True):
     most: float = 0.0
     """Examples that fit into its memory at once, if more did not; 0 if all did."""
     rate: float = 0.0
-    """The learning rate of its optimizer at the end of the round, where rounds have several steps."""
+    """The mean learning rate of its steps, as the optimizer used it, where rounds have several steps."""
 
 
 _LARGEST = frozenset({"stop", "save", "final"})
@@ -157,6 +158,11 @@ def combine_all(notes: Sequence[Note]) -> Note:
 def combine(first: Note, second: Note) -> Note:
     """The same for two."""
     return combine_all((first, second))
+
+
+def without_stop(note: Note) -> Note:
+    """The same note of a worker that did not want to stop."""
+    return msgspec.structs.replace(note, stop=0.0)
 
 
 class GradientStats(msgspec.Struct, frozen=True):
@@ -224,7 +230,7 @@ class Round(msgspec.Struct, frozen=True):
     """What every worker knows after a synchronisation: the same on all of them."""
 
     plan: Plan
-    """Of its last step."""
+    """Of its last step; where each worker goes at its own pace, with the counts of a whole step of each."""
     notes: tuple[Note, ...]
     """One for each worker, by rank."""
     stats: GradientStats | None = None

@@ -27,6 +27,8 @@ class Replica:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         _check_kinds(model, optimizer)
         self.optimizer = optimizer
+        self.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0))
+        """That of the first parameter group in the last step, with the factor of the rule for it."""
         self.ddp = model if isinstance(model, DistributedDataParallel) else None
         self.module: nn.Module = self.ddp.module if self.ddp else model
         named = {id(p): (name, p) for name, p in self.module.named_parameters()}

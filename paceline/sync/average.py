@@ -79,6 +79,7 @@ class WeightedAverage:
         self._drift = Drift(group.rank, group.size)
         self._layout: object = None
         self._anchors: list[Tensor] = []
+        self._of: list[int] = []
 
     @property
     def bytes_sent(self) -> int:
@@ -96,10 +97,21 @@ class WeightedAverage:
         return self._drift.distance
 
     @torch.no_grad()
-    def begin(self, tensors: Sequence[Tensor]) -> None:
-        """These are the same on all workers now."""
+    def begin(self, parameters: Sequence[Tensor], values: Sequence[Tensor] | None = None) -> None:
+        """These are the same on all workers now; or these ``values`` are, which they are counted from."""
         if self._sum.coded:
-            self._anchors = [tensor.detach().clone() for tensor in tensors]
+            self._anchors = [tensor.detach().clone() for tensor in values or parameters]
+            self._of = list(map(id, parameters))
+
+    def expect(self, parameters: Sequence[Tensor]) -> None:
+        """With a codec: refuse others than those that the round began with."""
+        same = list(map(id, parameters)) == self._of and len(parameters) == len(self._anchors)
+        if self._sum.coded and not same:
+            raise SettingError(
+                f"{len(self._anchors)} parameters were trained when this round began, and {len(parameters)}, or "
+                "others, are now; with a codec the change since then travels, so freeze or thaw parameters in a new "
+                "Run, or use Identity()"
+            )
 
     def forget(self) -> None:
         """A codec has nothing to make up for."""
@@ -155,11 +167,6 @@ class WeightedAverage:
         self, tensors: Sequence[Tensor], share: float, scale: float, riders: Sequence[Rider], what: str
     ) -> Mean:
         views = self._sum.views
-        if len(self._anchors) != len(tensors):
-            raise SettingError(
-                f"{len(self._anchors)} parameters were trained when this round began, and {len(tensors)} are now; with "
-                "a codec the change since then travels, so freeze or thaw parameters in a new Run, or use Identity()"
-            )
         self._sum.pack(tensors if share else [None] * len(tensors), 1.0)
         if share:
             torch._foreach_sub_(views, self._anchors)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.codec import Identity
 from paceline.errors import SettingError
@@ -96,7 +96,7 @@ class Hierarchical(LocalSGD):
         self._between = WeightedAverage(self._leaders, self.codec)
         self._exactly_between = WeightedAverage(self._leaders, Identity())
         self._spread = WeightedAverage(self._here, Identity())
-        self._anchor()
+        self._anchor(self._replica.parameters)
         return Merge(fleet, self._here, self._replica, Identity(), self.optimizer_state, None)
 
     def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
@@ -104,41 +104,34 @@ class Hierarchical(LocalSGD):
         plan, note = self._pending
         self._count(plan, note)
         self._inside.add(plan, note)
-        over = last or self._is_over(now, busy_seconds)
+        self._tally.worked(busy_seconds - self._inside_seconds)
+        over = last or self._is_over(now)
         if self._tally.steps == 1:
             self.bytes_sent = 0
         if not (over or self.inside.ends(self._inside.begin(now), now)):
             return None
-        own_seconds = busy_seconds - self._inside_seconds
         self._average_inside(self._inside.whole, now.step - 1, final=over)
         if not over:
             return None
-        note = msgspec.structs.replace(self._tally.whole, busy_seconds=own_seconds, final=float(last), rate=self._rate)
-        self._inside_seconds = 0.0
-        return self._average_between(note, now.step - 1)
-
-    def leave(self, plan: Plan) -> Meeting:
-        """Take part in the averages of the site until the round between sites ends, and ask all to stop then."""
-        self._scale = self._scale or float(plan.batch)
-        with self.fleet.patiently(self._parts):
-            return self._leave(plan)
+        meeting = self._average_between(self._told(final=float(last)), now.step - 1)
+        self._begin_to_count()
+        return meeting
 
     def _leave(self, plan: Plan) -> Meeting:
-        inside, whole = self._inside.whole, self._tally.whole
+        """Take part in the averages of the site until the round between sites ends."""
+        inside, whole = self._inside.whole, self._told(leaves=True)
         while True:
             met = self._average_inside(inside, plan.step, left=True)
             # When all of a site have left, nobody is there to tell when the round ends: the other sites will.
             if any(note.final for note in met.notes) or all(note.stop for note in met.notes):
-                whole = msgspec.structs.replace(whole, stop=max(1.0, whole.stop), rate=self._rate)
                 return self._average_between(whole, plan.step)
             inside = Note(steps=0.0)
 
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: rounds begin with them."""
         super().reload()
-        self._inside.clear()
         self._between.forget()
-        self._anchor()
+        self._anchor(self._replica.parameters)
 
     def own_state(self) -> dict[str, Any]:
         """This worker's model in the middle of a round, and its optimizer."""
@@ -159,11 +152,19 @@ class Hierarchical(LocalSGD):
         self._inside.load_state_dict(state["inside"])
         self._between.load_state_dict(state["between"])
 
-    def _anchor(self) -> None:
+    def _begin_round(self) -> None:
+        super()._begin_round()
+        self._inside.clear()
+
+    def _begin_to_count(self) -> None:
+        super()._begin_to_count()
+        self._inside_seconds = 0.0
+
+    def _anchor(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._leaders.rank >= 0:
-            self._between.begin(self._replica.parameters)
+            self._between.begin(parameters)
         if self.outer is not None:
-            self.outer.begin(self._replica.parameters)
+            self.outer.begin(parameters)
 
     def _average_inside(self, note: Note, step: int, *, final: bool = False, left: bool = False) -> Meeting:
         self.fleet.doing(step, "averaging models in the site")
@@ -186,6 +187,7 @@ class Hierarchical(LocalSGD):
         drift = torch.zeros(1, dtype=torch.float32, device=parameters[0].device)
         if self._leaders.rank >= 0 and self._leaders.size > 1:
             weight = sum(self._table.all[rank].weight for rank in self._members)
+            self._between.expect(parameters)
             self._lead(self._between, parameters, weight, what)
             drift.fill_(self._between.apart.value)
             if rest:
@@ -199,7 +201,7 @@ class Hierarchical(LocalSGD):
         if self.outer is not None and any(each.weight for each in self._table.all):
             means = [p.detach().clone() for p in parameters]
             assign(parameters, self.outer.step(means, parameters, self._table.all))
-        self._anchor()
+        self._anchor(parameters)
         self.merge.restart()
         self._weight = 0.0
         self._begin_round()

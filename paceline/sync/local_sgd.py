@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -105,6 +106,7 @@ class LocalSGD(LocalStep):
         self.merge = self._make_merge(fleet)
         self._fleet = fleet
         self._begin_round()
+        self._begin_to_count()
 
     def detach(self) -> None:
         """End to serve it."""
@@ -141,12 +143,11 @@ class LocalSGD(LocalStep):
     def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
         """In one step of every round, whatever is due: all workers meet at its end."""
         after = Progress(progress.step + 1, progress.epoch, progress.examples + plan.batch)
-        begin = Progress(progress.step - self._tally.steps, progress.epoch, progress.examples - self._tally.examples)
-        return self._statistics.wants(self._tally.steps, self.every.ends(begin, after))
+        return self._statistics.wants(self._tally.steps, self.every.ends(self._tally.begin(progress), after))
 
     def apart(self, progress: Progress) -> bool:
         """Where rounds are measured by the clock; decided when one begins."""
-        if self._tally.steps:
+        if self._tally.steps or self.merge.flight is not None:  # a checkpoint may have brought half a round of steps
             return False
         self._seconds = seconds_of(self.every, progress)
         return self._seconds is not None
@@ -157,28 +158,21 @@ class LocalSGD(LocalStep):
         self._tally.worked(busy_seconds)
         meeting = self._end_step(now, last)
         if meeting is not None:
-            self._tally.met()
+            self._begin_to_count()
         return meeting
 
     def _end_step(self, now: Progress, last: bool) -> Meeting | None:
         self.bytes_sent = 0
-        busy_seconds = self._tally.busy_seconds
-        over = last or self._is_over(now, busy_seconds)
+        over = last or self._is_over(now)
         landed = None
         if self.merge.flight is not None and (over or self._tally.steps >= self.overlap):
             landed = self._land()
             last = last or pauses(landed)
         if not (over or last):
             return landed
-        note = msgspec.structs.replace(
-            self._tally.whole,
-            busy_seconds=busy_seconds,
-            blocked_seconds=self.merge.blocked_seconds,
-            final=float(last),
-            rate=self._rate,
-        )
-        if not self.overlap:
-            return self._end_round(note, now.step - 1)
+        note = self._told(final=float(last))
+        if not self.overlap:  # an average has landed all the same if a checkpoint of one that overlaps was resumed
+            return both(landed, self._end_round(note, now.step - 1))
         self._set_off(note, now.step - 1)
         if last:
             landed = both(landed, self._land())
@@ -188,14 +182,20 @@ class LocalSGD(LocalStep):
     def leave(self, plan: Plan) -> Meeting:
         """Take part in the average that ends the round, with the examples that were used, and ask all to stop then."""
         self._scale = self._scale or float(plan.batch)
-        note = self._tally.whole
-        note = msgspec.structs.replace(note, stop=max(1.0, note.stop), rate=self._rate)
         with self.fleet.patiently(self._parts):
-            return self._meet_once_more(note, plan) if self.overlap else self._end_round(note, plan.step)
+            meeting = self._leave(plan)
+        self._begin_to_count()
+        return meeting
 
-    def _meet_once_more(self, note: Note, plan: Plan) -> Meeting:
+    def _leave(self, plan: Plan) -> Meeting:
+        note = self._told(leaves=True)
+        landed = None if self.merge.flight is None else self._land()
+        if not self.overlap:
+            return both(landed, self._end_round(note, plan.step))
+        return self._meet_once_more(landed, note, plan)
+
+    def _meet_once_more(self, landed: Meeting | None, note: Note, plan: Plan) -> Meeting:
         # The others learn of it when that average lands; then all end the round that they are in.
-        landed = self._land() if self.merge.flight is not None else None
         self._set_off(note, plan.step)
         landed = both(landed, self._land())
         if not any(each.final for each in landed.notes):
@@ -207,8 +207,9 @@ class LocalSGD(LocalStep):
     def reload(self) -> None:
         """The replica was given new values, the same on all workers: a round begins with them."""
         self._begin_round()
+        self._begin_to_count()
         self._statistics.give()
-        self._weight = 0.0
+        self._seconds, self._weight = None, 0.0
         self.merge.restart()
         self.merge.forget()
 
@@ -265,9 +266,21 @@ class LocalSGD(LocalStep):
         if not self.overlap:  # else the average of what was trained is still to land
             self.merge.trained = set()
 
-    @property
-    def _rate(self) -> float:
-        return float(self._replica.optimizer.param_groups[0].get("lr", 0.0))
+    def _begin_to_count(self) -> None:
+        """The clock of the run begins anew: after every meeting, and with another loop."""
+        self._tally.met()
+
+    def _told(self, final: float = 0.0, leaves: bool = False) -> Note:
+        """What this worker has to tell of the round."""
+        whole = self._tally.whole
+        return msgspec.structs.replace(
+            whole,
+            busy_seconds=self._tally.busy_seconds,
+            blocked_seconds=self.merge.blocked_seconds,
+            final=final,
+            stop=max(1.0, whole.stop) if leaves else whole.stop,
+            rate=self._tally.rate,
+        )
 
     def _make_merge(self, fleet: Fleet) -> Merge:
         group: Group = fleet
@@ -279,15 +292,18 @@ class LocalSGD(LocalStep):
 
     def _count(self, plan: Plan, note: Note) -> None:
         self._scale = self._scale or float(plan.batch)
-        self._tally.add(plan, note)
+        self._tally.add(plan, note, self._replica.learning_rate)
+        self._statistics.count()
         self._weight += note.weight
 
-    def _is_over(self, now: Progress, busy_seconds: float) -> bool:
-        if self._seconds is not None:
-            return busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds  # the step that comes nearest to it
+    def _is_over(self, now: Progress) -> bool:
+        if self._seconds is not None:  # with the step that comes nearest to it
+            return self._tally.busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds
         if self._whole_epochs and now.epoch > self._pending[0].epoch:
             return True  # what the epoch has taught is needed for the order of the next
-        return self.every.ends(self._tally.begin(now), now)
+        begin = self._tally.begin(now)
+        # What began in steps, before a checkpoint, ends at once where rounds of seconds go on: no clock runs for it.
+        return seconds_of(self.every, begin) is not None or self.every.ends(begin, now)
 
     def _end_round(self, note: Note, step: int) -> Meeting:
         self.fleet.doing(step, "averaging models")
@@ -300,7 +316,9 @@ class LocalSGD(LocalStep):
         return meeting
 
     def _set_off(self, note: Note, step: int) -> None:
+        since = time.perf_counter()
         self.merge.begin(note, self._statistics.give(), self._scale, f"the models after step {step}")
+        self._tally.waited(time.perf_counter() - since)  # before the first, all compare what they will average
         self._begin_round()
 
     def _land(self) -> Meeting:

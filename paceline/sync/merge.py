@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from paceline.codec import Identity
 from paceline.fleet import Fleet
 from paceline.group import Group
-from paceline.records import GradientStats, Later, Meeting, Note
+from paceline.records import GradientStats, Later, Meeting, Note, without_stop
 from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.average import Mean, WeightedAverage, assign
@@ -77,8 +76,9 @@ class Merge:
             self._outer.begin(self._replica.parameters)
 
     def forget(self) -> None:
-        """A codec has nothing to make up for."""
+        """A codec has nothing to make up for, and what state the workers' optimizers have must be asked for again."""
         self._average.forget()
+        self._completed = False
 
     def close(self) -> None:
         """No more averages."""
@@ -96,6 +96,7 @@ class Merge:
         else:
             self.buffers.share = note.weight / scale
             riders = [self.buffers, *self._tell(note, measured)]
+            self._average.expect(parameters)
             self._average.prepare(tensors, len(parameters), riders)
             mean = self._average.of(tensors, note.weight, scale, riders, what)
             self.bytes_sent, apart = self._average.bytes_sent, self._average.apart
@@ -141,6 +142,9 @@ class Merge:
         """Let an average of the present parameters set off, and go on meanwhile. Buffers do not travel with it."""
         riders = self._tell(note, measured)
         parameters = self.parameters
+        self._average.expect(parameters)
+        if self._outer is not None:  # what is frozen would go on to move by its momentum
+            self._outer.expect(self._replica.parameters)
         targets = [parameter.detach() for parameter in parameters]
         own = [target.clone() for target in targets]
         self._average.prepare(own, len(own), riders)
@@ -165,7 +169,7 @@ class Merge:
         new: Sequence[Tensor] = mean
         if self._outer is not None and worked:
             new = self._outer.step(mean, flight.parameters, meeting.notes)
-        self._average.begin(new)
+        self._average.begin(flight.parameters, new)
         with torch.no_grad():
             change = torch._foreach_sub(list(new), flight.own)
             torch._foreach_add_(flight.targets, change)
@@ -190,23 +194,23 @@ class Merge:
 
     def common_buffers(self) -> list[Tensor]:
         """The floating-point buffers that have the same shape on all workers; others (caches) stay their own."""
-        own = {name: buffer for name, buffer in self._replica.buffers() if buffer.is_floating_point()}
+        return self._common({name: buffer for name, buffer in self._replica.buffers() if buffer.is_floating_point()})
+
+    def _common(self, own: dict[str, Tensor]) -> list[Tensor]:
+        """Those of these buffers that have the same shape and type on all workers, which must all call it."""
         if not self._replica.buffered or self._fleet.size == 1:
             return list(own.values())
-        shapes = {name: list(buffer.shape) for name, buffer in own.items()}
-        blobs = self._fleet.gather(msgspec.json.encode(shapes), "the shapes of the others' buffers")
-        found = [msgspec.json.decode(blob, type=dict[str, list[int]]) for blob in blobs]
-        return [buffer for name, buffer in own.items() if all(each.get(name) == shapes[name] for each in found)]
+        forms = {name: f"{list(buffer.shape)} of {buffer.dtype}" for name, buffer in own.items()}
+        blobs = self._fleet.gather(msgspec.json.encode(forms), "the shapes of the others' buffers")
+        found = [msgspec.json.decode(blob, type=dict[str, str]) for blob in blobs]
+        return [buffer for name, buffer in own.items() if all(each.get(name) == forms[name] for each in found)]
 
     @torch.no_grad()
     def share_counters(self) -> None:
-        """Make the buffers that are not floating point rank 0's: all workers must call it."""
-        if not self._replica.buffered or self._fleet.size == 1:
-            return
-        counters = [buffer for _, buffer in self._replica.buffers() if not buffer.is_floating_point()]
-        kinds = [(list(each.shape), str(each.dtype)) for each in counters]
-        self._fleet.agree({"set of integer buffers": f"{len(kinds)} of digest {zlib.crc32(repr(kinds).encode())}"})
-        if not counters:
+        """Make the buffers that are not floating point rank 0's, where all have the same: all workers must call it."""
+        own = {name: buffer for name, buffer in self._replica.buffers() if not buffer.is_floating_point()}
+        counters = self._common(own)
+        if not counters or self._fleet.size == 1:
             return
         raw = [each.contiguous().view(-1).view(torch.uint8) for each in counters]
         flat = torch.cat(raw).to(self._fleet.device)
@@ -231,11 +235,12 @@ class Merge:
         flight = None
         if self.flight is not None:
             mean, meeting = self.flight.arrive()
+            notes = tuple(map(without_stop, meeting.notes))
             flight = {
                 "of": self._replica.places(map(id, self.flight.parameters)),
                 "own": self.flight.own,
                 "mean": list(mean),
-                "meeting": msgspec.msgpack.encode(msgspec.structs.replace(meeting, apart=None)),
+                "meeting": msgspec.msgpack.encode(msgspec.structs.replace(meeting, apart=None, notes=notes)),
                 "drift": None if meeting.apart is None else meeting.apart.value,
             }
         return {"buffers": self.buffers.state_dict(), "average": self._average.state_dict(), "flight": flight}

@@ -37,12 +37,12 @@ class DiLoCo:
 
 @dataclass(frozen=True)
 class SlowMo:
-    """The outer step of SlowMo (Wang et al. 2020), where g is the learning rate of the optimizer of the loop.
-
-    ::
+    """The outer step of SlowMo (Wang et al. 2020), where g is the learning rate of the optimizer of the loop::
 
         u <- momentum u + (x_0 - x_avg) / g
         x <- x_0 - lr g u
+
+    As it was applied, with the factor of the lr role, in the mean over the steps of the round.
     """
 
     lr: float = 1.0
@@ -89,12 +89,23 @@ class Outer:
 
     def forget(self) -> None:
         """Begin anew."""
-        self._anchors, self._optimizer = [], None
+        self._anchors, self._of, self._optimizer = [], [], None
 
-    def begin(self, parameters: Sequence[Tensor]) -> None:
+    def begin(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take the present values as where the round begins."""
-        if isinstance(parameters[0], nn.Parameter):
-            self._of = [id(p) for p in parameters]
+        self._of = list(map(id, parameters))
+        self._start(parameters)
+
+    def expect(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Refuse others than those that the round began with."""
+        if list(map(id, parameters)) != self._of:
+            raise SettingError(
+                f"{len(self._anchors)} parameters were trained when this round began, and {len(parameters)}, or "
+                "others, are now; the outer optimizer needs the change of each, so freeze or thaw parameters in a new "
+                "Run"
+            )
+
+    def _start(self, parameters: Sequence[Tensor]) -> None:
         if [tuple(p.shape) for p in self._anchors] != [tuple(p.shape) for p in parameters]:
             self._anchors = [nn.Parameter(p.detach().clone()) for p in parameters]
             self._optimizer = self._make(self._anchors)
@@ -112,14 +123,10 @@ class Outer:
     ) -> list[Tensor]:
         """New values for these parameters, where the next round begins; ``notes`` are those of all workers."""
         assert self._optimizer is not None
-        if [id(p) for p in parameters] != self._of:
-            raise SettingError(
-                f"{len(self._anchors)} parameters were trained when this round began, and {len(average)}, or others, "
-                "are now; the outer optimizer needs the change of each, so freeze or thaw parameters in a new Run"
-            )
+        self.expect(parameters)
         rate = self._rate(notes)
         if rate == 0.0:  # nothing was learnt, or nothing should have been
-            self.begin([mean.detach() for mean in average])
+            self._start([mean.detach() for mean in average])
             return [anchor.detach() for anchor in self._anchors]
         for group in self._optimizer.param_groups:
             if isinstance(self._make, SlowMo):
@@ -138,7 +145,7 @@ class Outer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back; DiLoCo and SlowMo go on with the settings of now, others with their own, as in torch."""
         if state["anchors"]:
-            self.begin(state["anchors"])
+            self._start(state["anchors"])
             assert self._optimizer is not None
             self._optimizer.load_state_dict(state["optimizer"])
             if isinstance(self._make, DiLoCo | SlowMo):

@@ -99,6 +99,7 @@ class RoundStatistics:
 
     def __init__(self, probe: Probe, measuring: Measuring, overlap: int = 0) -> None:
         self._probe, self._measuring, self._overlap = probe, measuring, overlap
+        self._seen: Measured | None = None
         self._pending: Measured | None = None
 
     def rider(self) -> GradientSum | None:
@@ -113,10 +114,14 @@ class RoundStatistics:
 
     def look(self, note: Note) -> Note:
         """The gradients of a step are in ``.grad``; gives the note of the step with what is known of them."""
-        if not self._probe.measuring:
+        self._seen = Measured(*self._probe.own_mean()) if self._probe.measuring else None
+        if self._seen is None:
             return note
-        self._pending = Measured(*self._probe.own_mean())
-        return msgspec.structs.replace(note, measured=self._pending.weight, own_sqnorm=self._pending.sqnorm)
+        return msgspec.structs.replace(note, measured=self._seen.weight, own_sqnorm=self._seen.sqnorm)
+
+    def count(self) -> None:
+        """The step is over: what was seen in it belongs to the round."""
+        self._pending, self._seen = self._seen or self._pending, None
 
     def give(self) -> Measured | None:
         """What was measured in the round that ends."""
@@ -129,4 +134,7 @@ class RoundStatistics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._pending = Measured(**state) if state else None
+        measured = Measured(**state) if state else None
+        # Sketches of another size cannot be added to those of this run: the round goes without.
+        fits = measured is not None and self._probe.statistics and measured.image.numel() == self._probe.image_size
+        self._pending = measured if fits else None

@@ -241,6 +241,74 @@ def test_statistics_come_with_an_average_in_the_background_too(pool: Pool) -> No
     assert first[0] == pytest.approx(local_by_hand(2, 1, 1)[0], rel=1e-9)
 
 
+def leaves_a_measured_step(phase: str) -> tuple[Tensor, list[tuple[int, float]]]:
+    """Gradients of this worker's units in the step that is measured, in which worker 1 leaves; what came of them."""
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x, y = data(240).tensors
+    policy = batch.NormTest(start=48, limit=480, eta=0.9)
+    found: list[tuple[int, float]] = []
+    units: list[Tensor] = []
+
+    class Sees(pl.balance.Even):
+        def observe(self, round: pl.Round) -> None:
+            assert round.stats is not None
+            found.append((round.stats.units, round.stats.variance))
+
+    settings: dict[str, Any] = {"sync": sync.LocalSGD(3), "micro": 8, "probe": pl.Probe(exact=True), "balance": Sees()}
+    with pl.Run(model, optimizer, TensorDataset(x.double(), y), batch=policy, **settings) as run:
+        for step in run.steps(steps=6):
+            optimizer.zero_grad()
+            for inputs, labels in step:
+                step.backward(F.cross_entropy(model(inputs), labels))
+                if step.index == 3:
+                    gradients = torch.autograd.grad(F.cross_entropy(model(inputs), labels), list(model.parameters()))
+                    units.append(torch.cat([each.reshape(-1) for each in gradients]))
+            if run.fleet.rank == 1 and step.index == 3 and phase == "before the optimizer":
+                break
+            optimizer.step()
+            if run.fleet.rank == 1 and step.index == 3:
+                break
+    return torch.stack(units), found
+
+
+@pytest.mark.parametrize("phase", ["before the optimizer", "after the optimizer"])
+def test_what_was_measured_in_a_step_that_does_not_count_does_not_either(pool: Pool, phase: str) -> None:
+    """Nor where it is the mean of a worker's gradients: its units are not in the notes."""
+    seen = pool.run(3, leaves_a_measured_step, phase)
+    counting = [units for rank, (units, _) in enumerate(seen) if rank != 1 or phase == "after the optimizer"]
+    variance = 8 * float(torch.cat(counting).var(0).sum())
+    for _, found in seen:
+        assert found[1] == (2 * len(counting), pytest.approx(variance, rel=1e-9))
+
+
+def sketched_otherwise(path: str) -> list[bool]:
+    """Saved in the middle of a round, after the step that is measured; resumed with sketches of another size."""
+    told: list[bool] = []
+    for sketch, steps in ((64, 2), (32, 6)):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        policy = batch.NormTest(start=48, limit=480, eta=0.9)
+        settings: dict[str, Any] = {"sync": sync.LocalSGD(3), "micro": 8, "probe": pl.Probe(size=sketch)}
+        with pl.Run(model, optimizer, data(240), batch=policy, **settings) as run:
+            if sketch == 32:
+                run.resume(path)
+
+            def each(step: pl.Step, sketch: int = sketch, run: pl.Run = run) -> None:
+                if step.round is not None:
+                    told.append(step.round.stats is not None)
+                if sketch == 64 and step.index == 0:
+                    run.save(path)
+
+            train(run, model, each=each, steps=steps)
+    return told
+
+
+def test_a_round_whose_sketch_is_of_another_size_goes_without(pool: Pool, tmp_path: Path) -> None:
+    for told in pool.run(2, sketched_otherwise, str(tmp_path / "saved.ckpt")):
+        assert told == [True, False, True]
+
+
 def local_sizes(kind: str) -> list[int]:
     model = mlp(dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

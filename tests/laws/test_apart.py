@@ -538,6 +538,41 @@ def test_the_record_shows_what_each_has_done(pool: Pool) -> None:
     assert found[-1].examples == 100
 
 
+def rates() -> tuple[list[tuple[int, float]], list[int]]:
+    """This worker's examples and factor of the learning rate in each step, and the batch of every round."""
+    model = mlp()
+    optimizer = MAKERS["sgd"](model.parameters())
+    (rate,) = (group["lr"] for group in optimizer.param_groups)
+    found: list[tuple[int, float]] = []
+    batches: list[int] = []
+    used: list[float] = []
+
+    def keep(optimizer: Any, *_: Any) -> None:
+        used.append(optimizer.param_groups[0]["lr"] / rate)
+
+    watched = Watched(lambda round: batches.append(round.plan.batch))
+    settings: dict[str, Any] = {"balance": watched, "lr": pl.lr.Linear(base=3), "sync": sync.LocalSGD(ONE)}
+    with clock(moved=True) as spend, pl.Run(model, optimizer, data(LENGTH), batch=9, **settings) as run:
+        optimizer.register_step_pre_hook(keep)  # after the run's own, which applies the rule
+        for step in run.steps(epochs=1):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            spend(SLOW_FIRST[run.fleet.rank])
+            optimizer.step()
+            found.append((step.plan.counts[run.fleet.rank], used[-1]))
+    return found, batches
+
+
+def test_the_learning_rate_is_that_of_a_batch_of_all(pool: Pool) -> None:
+    """Also after the slow worker could have used up what it was dealt; a short step has as much less of it."""
+    for found, batches in pool.run(3, rates):
+        assert len(found) > 2
+        assert [factor for _, factor in found] == pytest.approx([count / 3 * 9 / 3 for count, _ in found])
+        assert set(batches[:-1]) == {9}
+        assert batches[-1] <= 9
+
+
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, "1", None], ids=repr)
 def test_no_length_of_a_round(seconds: Any) -> None:
     for every in (sync.Seconds(seconds), sync.PostLocal(4, sync.Seconds(seconds))):

@@ -145,24 +145,87 @@ def test_a_layer_that_is_frozen_is_averaged_once_more(
     assert {end for _, end in (*saved, *resumed)} == {saved[0][1]}
 
 
+def twins() -> nn.Module:
+    """Two layers of the same shape, of which the first is trained."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    model[2].requires_grad_(False)
+    return model
+
+
+REFUSING: dict[str, Callable[[], sync.LocalSGD]] = {
+    "outer": lambda: sync.LocalSGD(4, outer=sync.DiLoCo()),
+    "overlapped outer": lambda: sync.LocalSGD(4, overlap=2, outer=sync.DiLoCo()),
+    "sites with outer": lambda: sync.Hierarchical(2, 4, site="ab"[int(os.environ["RANK"]) // 2], outer=sync.DiLoCo()),
+    "codec": lambda: sync.LocalSGD(4, codec=codec.Uniform8()),
+    "overlapped codec": lambda: sync.LocalSGD(4, overlap=2, codec=codec.Uniform8()),
+    "sites with codec": lambda: sync.Hierarchical(
+        2, 4, site="ab"[int(os.environ["RANK"]) // 2], codec=codec.Uniform8()
+    ),
+}
+
+
+def changes_what_is_trained(kind: str, how: str, at: int) -> None:
+    model = twins() if how == "others" else mlp()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    with pl.Run(model, optimizer, data(200), batch=12, sync=REFUSING[kind](), deadline=20.0) as run:
+
+        def each(step: pl.Step) -> None:
+            if step.index == at:
+                freeze(model)
+                if how == "others":
+                    model.get_submodule("2").requires_grad_(True)
+
+        train(run, model, steps=20, each=each)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "at"),
+    [
+        ("outer", "fewer", 5),
+        ("outer", "others", 3),
+        ("overlapped outer", "fewer", 5),  # it would go on to move by its momentum
+        ("overlapped outer", "others", 3),
+        ("sites with outer", "fewer", 5),  # all momentum would be lost
+        ("sites with outer", "fewer", 3),
+        ("sites with outer", "others", 3),
+        ("codec", "fewer", 5),
+        ("codec", "others", 3),  # of the same shapes
+        ("overlapped codec", "others", 3),
+        ("sites with codec", "fewer", 5),
+        ("sites with codec", "others", 3),
+    ],
+)
+def test_other_parameters_are_refused_where_changes_of_each_are_counted(
+    pool: Pool, kind: str, how: str, at: int
+) -> None:
+    outcomes = pool.outcomes(3, changes_what_is_trained, kind, how, at)
+    assert all(isinstance(outcome, RemoteError) for outcome in outcomes)
+    refused = [outcome for outcome in outcomes if outcome.kind == "SettingError"]
+    assert refused
+    assert all("freeze or thaw parameters in a new Run" in outcome.text for outcome in outcomes)
+
+
 class Cache(nn.Module):
     """Keeps a table that grows with what it has seen, as position tables do."""
 
     table: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.register_buffer("table", torch.zeros(1))
+        self.register_buffer("table", torch.zeros(1, dtype=dtype))
+        self.register_buffer("same", torch.zeros(2, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > len(self.table):
-            self.table = torch.zeros(len(x))
+            self.table = self.table.new_zeros(len(x))
+        self.get_buffer("same").add_(len(x))
         return x
 
 
-def cached(kind: str) -> list[str]:
+def cached(kind: str, dtype: torch.dtype) -> list[str]:
     torch.manual_seed(3)
-    model = nn.Sequential(Cache(), nn.Linear(6, 3))
+    model = nn.Sequential(Cache(dtype), nn.Linear(6, 3))
     optimizer = SGD(model.parameters(), lr=0.05)
     found = []
     role = ROLES[kind]()
@@ -170,15 +233,20 @@ def cached(kind: str) -> list[str]:
 
         def look(step: pl.Step) -> None:
             with run.consensus():
-                found.append(str([float(p.detach().sum()) for p in model.parameters()]))
+                values = [*model.parameters(), model.get_buffer("0.same")]
+                found.append(str([float(value.detach().sum()) for value in values]))
 
         train(run, model, steps=9, each=look)
+        found.append(str(model.get_buffer("0.same")))
+    assert len(model.get_buffer("0.table")) > 1
     return found
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 @pytest.mark.parametrize("kind", ROLES)
-def test_a_buffer_that_grows_stays_each_workers_own(pool: Pool, kind: str) -> None:
-    first, second, third = pool.run(3, cached, kind)
+def test_a_buffer_that_grows_stays_each_workers_own(pool: Pool, kind: str, dtype: torch.dtype) -> None:
+    """Beside one that does not, and is rank 0's where all have the same."""
+    first, second, third = pool.run(3, cached, kind, dtype)
     assert first == second == third
 
 
@@ -212,6 +280,38 @@ def test_slow_momentum_is_the_same_on_all_workers(pool: Pool, seconds: bool) -> 
     found = pool.run(2, with_slow_momentum, seconds)
     assert found[0][0] == found[1][0]
     assert any(len(set(rates)) == 2 for _, rates in found)  # the rates of the two did differ when they met
+
+
+def rates_told(folder: str, resume: bool) -> list[float]:
+    """The rate of each round, of steps whose rates differ; half a round may be from a checkpoint."""
+    model = mlp(dtype=torch.float64)
+    optimizer = SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    x, y = data(400).tensors
+    role = sync.LocalSGD(3, outer=sync.SlowMo())
+    dataset = torch.utils.data.TensorDataset(x.double(), y)
+    rates: list[float] = []
+    settings = {"lr": pl.lr.Linear(base=3), "stateful": {"scheduler": scheduler}}
+    with pl.Run(model, optimizer, dataset, batch=12, sync=role, **settings) as run:  # type: ignore[arg-type]
+        if resume:
+            run.resume(f"{folder}/saved.ckpt")
+
+        def each(step: pl.Step) -> None:
+            if step.round is not None:
+                rates.append(step.round.notes[1].rate)
+            scheduler.step()
+            if step.index == 1 and not resume:
+                run.save(f"{folder}/saved.ckpt")
+
+        train(run, model, each=each, steps=6)
+    return rates
+
+
+def test_slow_momentum_is_told_the_mean_of_the_rates_that_were_applied(pool: Pool, tmp_path: Path) -> None:
+    applied = [0.5 * 0.9**step * 12 / 3 for step in range(6)]
+    for resume in (False, True):
+        for rates in pool.run(2, rates_told, str(tmp_path), resume):
+            assert rates == pytest.approx([sum(applied[:3]) / 3, sum(applied[3:]) / 3], rel=1e-9)
 
 
 def test_the_rate_of_slow_momentum_is_the_mean_by_weight() -> None:
@@ -278,6 +378,24 @@ def test_workers_that_arrange_a_model_differently_are_told(pool: Pool) -> None:
         assert isinstance(outcome, RemoteError)
         assert outcome.kind == "WorkersDisagree"
         assert "the set of averaged tensors differs between workers" in outcome.text
+
+
+def goes_back(path: str) -> str:
+    """To where no worker's optimizer had any state; worker 1 makes none of its own."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    role = sync.LocalSGD(2, optimizer_state=sync.Average())
+    shares = pl.balance.Fixed([1, 0])
+    with pl.Run(model, optimizer, data(64), batch=8, sync=role, balance=shares, deadline=10.0) as run:
+        run.save(path)
+        for _ in range(2):
+            run.resume(path)
+            train(run, model, steps=4)
+        return run.replica.digest()
+
+
+def test_going_back_to_where_no_optimizer_had_state(pool: Pool, tmp_path: Path) -> None:
+    assert len(set(pool.run(2, goes_back, str(tmp_path / "begin.ckpt")))) == 1
 
 
 def one_site_has_nothing() -> str:
