@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.balance.even import Even
+from paceline.balance.numbers import check_whole, is_number, is_whole, list_of
 from paceline.balance.solver import Speed, equal_finish, finish, longest_wait, makespan, reach
 from paceline.balance.speed import SpeedModel, typical
 from paceline.errors import SettingError
@@ -70,17 +71,21 @@ class BySpeed:
             ("memory", self.memory, 1),
             ("least", self.least, 0),
         ):
-            if not isinstance(value, int) or value < smallest:
-                raise SettingError(f"BySpeed: {name} ({value!r}) must be a whole number of at least {smallest}")
-        if not 0 <= self.dead_band < 1:
-            raise SettingError(f"BySpeed: dead_band ({self.dead_band}) must be at least 0 and below 1")
-        if not self.change > 1:
-            raise SettingError(f"BySpeed: change ({self.change}) must be above 1, or no share could ever change")
-        if isinstance(self.most, str) or not isinstance(self.most, int | Sequence | None):
-            raise SettingError(f"BySpeed: most ({self.most!r}) must be a whole number, or one for each worker")
-        caps = [self.most] if isinstance(self.most, int) else list(self.most or [])
-        if any(not isinstance(cap, int) or cap < max(1, self.least) for cap in caps):
+            check_whole(f"BySpeed: {name}", value, smallest)
+        if not is_number(self.dead_band) or not 0 <= self.dead_band < 1:
+            raise SettingError(f"BySpeed: dead_band ({self.dead_band!r}) must be a number of at least 0 and below 1")
+        if not is_number(self.change) or not self.change > 1:
+            raise SettingError(
+                f"BySpeed: change ({self.change!r}) must be a number above 1, or no share could ever change"
+            )
+        if self.most is None:
+            return
+        caps = [self.most] if is_whole(self.most) else list_of(is_whole, self.most)
+        if caps is None:
+            raise SettingError(f"BySpeed: most ({self.most!r}) must be a whole number, or a list of one for each worker")
+        if any(cap < max(1, self.least) for cap in caps):
             raise SettingError(f"BySpeed: most ({self.most}) must be at least 1, and not below least ({self.least})")
+        self.most = self.most if is_whole(self.most) else caps
 
     @classmethod
     def per_epoch(cls) -> BySpeed:

@@ -6,9 +6,12 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 
 import paceline as pl
 from paceline.balance import BySpeed, Even, Fixed
@@ -225,10 +228,22 @@ def test_weights_that_are_known() -> None:
     assert Fixed([13.7, 16.5, 19.6, 14.2]).split(64, 4) == [14, 16, 20, 14]
 
 
+@pytest.mark.parametrize("make", [tuple, np.array, torch.tensor])
+def test_numbers_may_come_in_an_array(make: Callable[[list[int]], Any]) -> None:
+    assert Fixed(make([2, 1, 1])) == Fixed([2, 1, 1])
+    assert Fixed(make([2, 1, 1])).split(64, 3) == [32, 16, 16]
+    assert BySpeed(most=make([40, 64])) == BySpeed(most=[40, 64])
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: BySpeed(every=0), "every"),
+        (lambda: BySpeed(every=True), r"every \(True\) must be a whole number of at least 1"),
+        (lambda: BySpeed(least="2"), r"least \('2'\) must be a whole number of at least 0"),  # type: ignore[arg-type]
+        (lambda: BySpeed(dead_band=None), r"dead_band \(None\) must be a number"),  # type: ignore[arg-type]
+        (lambda: BySpeed(change="2"), r"change \('2'\) must be a number above 1"),  # type: ignore[arg-type]
+        (lambda: BySpeed(most=True), r"most \(True\) must be a whole number"),
         (lambda: BySpeed(multiple=0), "multiple"),
         (lambda: BySpeed(least=-1), "least"),
         (lambda: BySpeed(dead_band=1.0), "dead_band"),
@@ -240,6 +255,12 @@ def test_weights_that_are_known() -> None:
         (lambda: BySpeed(most=[4], least=1).split(8, 2), "1 numbers for 2 workers"),
         (lambda: BySpeed(most=[2, 2]).split(8, 2), "more than all workers can take"),
         (lambda: Fixed([]), "weights"),
+        (lambda: Fixed(3), r"weights \(3\) must be a list of numbers, .*: Fixed\(\[2, 1\]\)"),  # type: ignore[arg-type]
+        (lambda: Fixed("21"), r"weights \('21'\) must be a list"),  # type: ignore[arg-type]
+        (lambda: Fixed(None), r"weights \(None\) must be a list"),  # type: ignore[arg-type]
+        (lambda: Fixed(["2", "1"]), r"weights \(\['2', '1'\]\) must be a list"),  # type: ignore[list-item]
+        (lambda: Fixed(torch.ones(2, 2)), "must be a list"),  # type: ignore[arg-type]
+        (lambda: Fixed(np.array([1.0, np.nan])), r"weights \(\[1.0, nan\]\) must be at least 0, finite"),  # type: ignore[arg-type]
         (lambda: Fixed([0, 0]), "weights"),
         (lambda: Fixed([1, 2]).split(8, 3), "give each one"),
     ],
