@@ -69,7 +69,7 @@ class Replica:
 
     @property
     def synced_norm(self) -> str:
-        """The name of a layer that exchanges statistics with all workers in its forward pass; empty if there is none."""
+        """The name of a layer that exchanges statistics with all workers in its forward pass; empty without one."""
         for name, layer in self.module.named_modules():
             if isinstance(layer, nn.SyncBatchNorm):
                 return f"{name} ({type(layer).__name__})"

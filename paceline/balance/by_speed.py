@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any
 
+from paceline.balance.burdens import burdens, told
 from paceline.balance.even import Even
 from paceline.balance.numbers import check_whole, is_number, is_whole, list_of
-from paceline.balance.solver import Speed, equal_finish, finish, longest_wait, makespan, reach
+from paceline.balance.solver import Speed, equal_finish, longest_wait, makespan, reach
 from paceline.balance.speed import SpeedModel, typical
 from paceline.errors import SettingError
 from paceline.records import Note, Round
@@ -82,7 +84,7 @@ class BySpeed:
             return
         caps = [self.most] if is_whole(self.most) else list_of(is_whole, self.most)
         if caps is None:
-            raise SettingError(f"BySpeed: most ({self.most!r}) must be a whole number, or a list of one for each worker")
+            raise SettingError(f"BySpeed: most ({self.most!r}) must be a whole number, or one for each worker")
         if any(cap < max(1, self.least) for cap in caps):
             raise SettingError(f"BySpeed: most ({self.most}) must be at least 1, and not below least ({self.least})")
         self.most = self.most if is_whole(self.most) else caps
@@ -254,35 +256,13 @@ class BySpeed:
             )
 
     def _find_burdens(self, batch: int, speeds: list[Speed], caps: list[int]) -> None:
-        """Who costs more than it gives: with its smallest share it makes the step longer than without it."""
+        """Who costs more than it gives: told when it is found."""
         self._burdens, before = (), self._burdens
         floors = self._floors(caps)
-        found: set[int] = set()
-        while True:
-            left = [0 if rank in found else cap for rank, cap in enumerate(caps)]
-            shares = self._solve(batch, speeds, left)
-            times = [finish(speed, share) for speed, share in zip(speeds, shares, strict=True)]
-            if not self.least:  # then the solver leaves out whoever is too slow for a single piece
-                alone = [finish(speed, self.multiple) for speed in speeds]
-                found |= {
-                    rank for rank, cap in enumerate(left) if cap and not shares[rank] and alone[rank] > max(times)
-                }
-            slowest = {rank for rank, seconds in enumerate(times) if seconds == max(times)}
-            rest = [0 if rank in found | slowest else cap for rank, cap in enumerate(caps)]
-            if any(shares[rank] > floors[rank] for rank in slowest) or sum(rest) < batch:
-                break
-            if makespan(speeds, self._solve(batch, speeds, rest)) >= max(times):
-                break
-            found |= slowest
+        found = burdens(batch, speeds, floors, caps, self.multiple, partial(self._solve, batch, speeds))
         self._burdens = tuple(sorted(found))
-        idle = self.leave_out or not self.least
         for rank in sorted(found - set(before)):
-            what = "it gets nothing to do" if idle else "leave_out=True would give it nothing to do"
-            few = max(floors[rank], 1)
-            self._remarks.append(
-                f"worker {rank} is so slow ({finish(speeds[rank], few):.3g} s for {few} examples) that the others "
-                f"would be done sooner without it; {what}"
-            )
+            self._remarks.append(told(rank, speeds[rank], max(floors[rank], 1), self.leave_out or not self.least))
 
     def _learn_limits(self, limits: list[int]) -> None:
         """Who has run out of memory gets no more than what fitted afterwards."""

@@ -30,7 +30,7 @@ def check_whole(what: str, value: object, smallest: int) -> None:
 
 
 def list_of(fits: Callable[[object], TypeGuard[Kind]], values: object) -> list[Kind] | None:
-    """What a list, tuple, array or tensor holds; None if it is nothing of these, or holds anything that does not fit."""
+    """What a list, tuple, array or tensor holds; None if it is nothing of these, or anything in it does not fit."""
     plain = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(plain, Sequence) or isinstance(plain, str | bytes):
         return None
