@@ -13,7 +13,7 @@ from paceline.balance.burdens import burdens, told
 from paceline.balance.even import Even
 from paceline.balance.numbers import check_whole, is_number, is_whole, list_of
 from paceline.balance.solver import Speed, equal_finish, longest_wait, makespan, reach
-from paceline.balance.speed import SpeedModel, typical
+from paceline.balance.speed import SpeedModel, Typical, typical
 from paceline.errors import SettingError
 from paceline.records import Note, Round
 
@@ -186,9 +186,7 @@ class BySpeed:
         for model, seen in zip(self._models, found, strict=True):
             if seen is not None:
                 model.add(seen, batch / len(self._models), anew)
-        # What could be noise is no reason to change anything.
-        noise = NOISE * max(model.error for model in self._models) if self.dead_band else 0.0
-        band = min(max(self.dead_band, noise), 0.9)
+        band = self._band(found)
         speeds = [model.speed for model in self._models]
         measured = [speed for speed in speeds if speed is not None]
         if not measured:
@@ -202,19 +200,44 @@ class BySpeed:
         self._find_burdens(batch, known, caps)
         wanted = self._solve(batch, known, caps)
         now, then = makespan(known, present), makespan(known, wanted)
-        even = makespan(known, self._solve(batch, [Speed(0.0, 1.0)] * len(known), caps))
+        equal = [Speed(0.0, 1.0)] * len(known)
+        even = makespan(known, self._solve(batch, equal, caps))
         out = self._out(len(known))
         if not out and even * (1 - band) <= then and even * (1 - self.dead_band) <= now:
             # So that noise does not lead shares astray where they hardly matter.
-            self._speeds = []
+            self._move(batch, equal, caps, present)
             return
         # Whoever is slow adds little to the whole, and may wait long for little.
         relief = longest_wait(known, present) - longest_wait(known, wanted)
         worthwhile = then < now * (1 - band) or (then < now and relief > PATIENT * band)
         if worthwhile or (out and any(present[rank] for rank in self._burdens)):
-            bounded = self._bounded(batch, known, caps, present)
-            # What cannot be had at once is a plan of its own: shares in this proportion, until the next look.
-            self._speeds = known if bounded == wanted else [Speed(0.0, 1 / max(share, 0.5)) for share in bounded]
+            self._move(batch, known, caps, present)
+
+    def _band(self, found: Sequence[Typical | None]) -> float:
+        """The part of a step that a change must save: what could be noise is no reason to change anything.
+
+        What is known of those that had nothing to do is as old as it is, and decides nothing.
+        """
+        out = self._out(len(found))
+        errors = [
+            model.error
+            for rank, (model, seen) in enumerate(zip(self._models, found, strict=True))
+            if seen is not None and rank not in out
+        ]
+        noise = NOISE * max(errors, default=0.0) if self.dead_band else 0.0
+        return min(max(self.dead_band, noise), 0.9)
+
+    def _move(self, batch: int, speeds: list[Speed], caps: list[int], present: Sequence[int]) -> None:
+        """Go towards the shares that suit these speeds, as far as one look may: shares follow the batch from then on.
+
+        Equal speeds are no speeds. What cannot be had at once is a plan of its own: shares in this proportion, until the
+        next look.
+        """
+        bounded = self._bounded(batch, speeds, caps, present)
+        if bounded == self._solve(batch, speeds, caps):
+            self._speeds = [] if len(set(speeds)) == 1 else speeds
+        else:
+            self._speeds = [Speed(0.0, 1 / max(share, 0.5)) for share in bounded]
 
     def _bounded(self, batch: int, speeds: list[Speed], caps: list[int], present: Sequence[int]) -> list[int]:
         """The best shares that are not too far from the present ones."""

@@ -84,6 +84,22 @@ def test_a_share_changes_by_no_more_than_it_may() -> None:
     assert idle(UNEVEN, shares[-1]) < 0.02
 
 
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_the_way_back_to_even_shares_is_no_faster(multiple: int) -> None:
+    def workers(step: int) -> Sequence[Speed]:
+        return UNEVEN if step < 20 else [Speed(0.0, 1.0)] * 3
+
+    shares = simulate(BySpeed(every=1, change=1.25, multiple=multiple), workers, 50, batch=480)
+    assert idle(UNEVEN, shares[20]) < 0.05
+    for before, after in itertools.pairwise(shares):
+        for old, new in zip(before, after, strict=True):
+            assert old / 1.25 <= new <= max(old * 1.25, old + multiple)
+    assert shares[-1] == [160, 160, 160]
+    policy = BySpeed(every=1, change=math.inf)
+    assert simulate(policy, workers, 50, batch=480)[22] == [160, 160, 160]
+    assert policy.speeds == []
+
+
 def test_a_disturbance_is_answered_with_the_next_plan_and_forgotten_after_it() -> None:
     def workers(step: int) -> list[Speed]:
         return [Speed(0.0, 2.0 if 40 <= step < 80 and rank == 0 else 1.0) for rank in range(3)]
@@ -339,6 +355,18 @@ def test_it_is_left_out_if_asked_and_comes_back_when_the_others_have_become_slow
     assert shares[-1] == [12, 12, 6]
     [remark] = policy.remarks()
     assert remark.endswith("it gets nothing to do")
+
+
+def test_the_noise_of_a_worker_that_is_left_out_does_not_count() -> None:
+    """When it was measured the last time, nothing was certain about it; of the others everything is."""
+    policy = BySpeed(every=4, change=100.0, leave_out=True)
+    for step in range(40):
+        shares = policy.split(30, 3)
+        noisy = 100.0 * (0.7 if step % 2 else 1.3)
+        speeds = [Speed(0.0, 1.0), Speed(0.0, 1.0 if step < 20 else 1.2), Speed(0.0, noisy)]
+        policy.observe(a_round(step, shares, [finish(one, n) for one, n in zip(speeds, shares, strict=True)]))
+        assert (step < 4) == (shares[2] > 0)
+    assert shares == [16, 14, 0]
 
 
 def test_a_slow_worker_that_helps_is_no_burden() -> None:
