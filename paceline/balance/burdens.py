@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
+from paceline.balance.bounds import Bounds
 from paceline.balance.solver import Speed, finish, makespan
 
 __all__ = ["burdens", "told"]
 
 
-def burdens(
-    batch: int,
-    speeds: Sequence[Speed],
-    floors: Sequence[int],
-    caps: Sequence[int],
-    multiple: int,
-    solve: Callable[[Sequence[int]], Sequence[int]],
-) -> set[int]:
+def burdens(batch: int, speeds: Sequence[Speed], bounds: Bounds) -> set[int]:
     """Who makes the step longer with its smallest share than it would be without it.
 
-    ``solve`` gives the best shares of the batch within other caps. Where smallest shares are 0, it leaves out by itself
-    whoever is too slow for a single piece (``multiple``).
+    Where smallest shares are 0, the solver leaves out by itself whoever is too slow for a single piece.
     """
     found: set[int] = set()
+    floors = bounds.floors
     while True:
-        left = _without(caps, found)
-        shares = solve(left)
+        left = _without(found, bounds)
+        shares = left.best(batch, speeds)
         times = [finish(speed, share) for speed, share in zip(speeds, shares, strict=True)]
         longest = max(times)
         if not any(floors):
-            alone = [finish(speed, multiple) for speed in speeds]
-            found |= {rank for rank, cap in enumerate(left) if cap and not shares[rank] and alone[rank] > longest}
+            alone = [finish(speed, bounds.multiple) for speed in speeds]
+            found |= {rank for rank, cap in enumerate(left.caps) if cap and not shares[rank] and alone[rank] > longest}
         slowest = {rank for rank, seconds in enumerate(times) if seconds == longest}
-        rest = _without(caps, found | slowest)
-        if any(shares[rank] > floors[rank] for rank in slowest) or sum(rest) < batch:
+        rest = _without(found | slowest, bounds)
+        if any(shares[rank] > floors[rank] for rank in slowest) or sum(rest.caps) < batch:
             return found
-        if makespan(speeds, solve(rest)) >= longest:
+        if makespan(speeds, rest.best(batch, speeds)) >= longest:
             return found
         found |= slowest
 
@@ -49,5 +44,5 @@ def told(rank: int, speed: Speed, examples: int, idle: bool) -> str:
     )
 
 
-def _without(caps: Sequence[int], ranks: set[int]) -> list[int]:
-    return [0 if rank in ranks else cap for rank, cap in enumerate(caps)]
+def _without(ranks: set[int], bounds: Bounds) -> Bounds:
+    return replace(bounds, caps=tuple(0 if rank in ranks else cap for rank, cap in enumerate(bounds.caps)), out=())

@@ -95,7 +95,7 @@ class SpeedModel:
         looks = self._looks
         if len(looks) < 2 or all(look.error is not None for look in looks):
             return math.hypot(*map(_error, looks)) / max(len(looks), 1)
-        return statistics.stdev(map(self._level, looks)) / len(looks) ** 0.5
+        return statistics.stdev(map(self._level, looks)) / math.sqrt(len(looks))
 
     def moved(self, seen: Typical | None) -> bool:
         """Whether this share is another one than in the look before."""

@@ -510,8 +510,32 @@ def test_a_batch_that_is_too_small_for_the_smallest_shares_is_told_once() -> Non
     policy = BySpeed(every=2, least=40)
     simulate(policy, _always(UNEVEN[:2]), 20, batch=64)
     assert policy.remarks() == [
-        "BySpeed: a batch of 64 is too small for shares of at least [40, 40]; shares go without that"
+        "BySpeed: a batch of 64 is too small for a share of at least 40 for each of 2 workers; the slowest get nothing. "
+        "Lower least, or raise the batch"
     ]
+    simulate(policy := BySpeed(every=2, least=40), _always(UNEVEN[:2]), 20, batch=30)
+    [remark] = policy.remarks()
+    assert "at least 40 for each of 2 workers; shares go without that" in remark
+    assert policy.split(30, 2) == [20, 10]
+
+
+def test_a_short_step_has_shares_of_the_smallest_size_or_none() -> None:
+    """Statistics over a single example would be an error of BatchNorm."""
+    policy = BySpeed(every=5, change=10.0, least=2)
+    assert [policy.split(n, 3) for n in (7, 6, 5, 4, 3, 2, 1)] == [
+        [3, 2, 2],
+        [2, 2, 2],
+        [3, 2, 0],
+        [2, 2, 0],
+        [3, 0, 0],
+        [2, 0, 0],
+        [1, 0, 0],
+    ]
+    simulate(policy, _always([UNEVEN[1], UNEVEN[2], UNEVEN[0]]), 10)
+    assert policy.split(6, 3) == [2, 2, 2]
+    assert policy.split(5, 3) == [2, 0, 3]  # nothing for the slowest
+    assert policy.split(3, 3) == [0, 0, 3]
+    assert BySpeed(least=2, most=2).split(5, 3) == [2, 2, 1]  # the others have no room
 
 
 def test_who_was_left_out_of_other_workers_is_not_left_out_of_these() -> None:
