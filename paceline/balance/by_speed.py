@@ -110,11 +110,9 @@ class BySpeed:
         """Note the seconds of a round, and look at the speeds if it is time."""
         notes = round.notes
         if len(self._models) != len(notes):
-            self._models = [SpeedModel(self.affine, self.memory) for _ in notes]
-            self._samples = [[] for _ in notes]
-        if self.every is None and round.plan.epoch > self._epoch:
-            self._epoch = round.plan.epoch
-            self._look()
+            self._begin(len(notes), round.plan.epoch)
+        if self.every is None and round.plan.epoch != self._epoch:
+            self._turn(round.plan.epoch)
         # The last step of an epoch is short: whole ones are what shares are for.
         whole = sum(note.examples / note.steps for note in notes if note.steps)
         self._batch = max(self._batch, round.plan.batch, int(whole))
@@ -124,6 +122,23 @@ class BySpeed:
         self._steps += round.steps
         if self.every is not None and self._steps >= self.every:
             self._look()
+
+    def _begin(self, workers: int, epoch: int) -> None:
+        """Nothing is known of these workers; what was known of another number of them says nothing."""
+        self._models = [SpeedModel(self.affine, self.memory) for _ in range(workers)]
+        self._speeds, self._burdens, self._looked, self._epoch = [], (), 0, epoch
+        self._drop_samples()
+
+    def _turn(self, epoch: int) -> None:
+        """An epoch is over; or another run has begun, and what was left of the last one is no epoch."""
+        if epoch > self._epoch:
+            self._look()
+        else:
+            self._drop_samples()
+        self._epoch = epoch
+
+    def _drop_samples(self) -> None:
+        self._samples, self._steps, self._batch = [[] for _ in self._models], 0, 0
 
     def _sample(self, samples: list[tuple[float, float]], note: Note) -> None:
         if not note.steps:
@@ -172,8 +187,8 @@ class BySpeed:
 
     def _look(self) -> None:
         found = [typical(samples) for samples in self._samples]
-        batch, before = self._batch, self._looked
-        self._samples, self._steps, self._batch, self._looked = [[] for _ in found], 0, 0, batch
+        batch, before, self._looked = self._batch, self._looked, self._batch
+        self._drop_samples()
         if 2 * batch < before:  # the end of an epoch; if batches are smaller from now on, the next look will see it
             return
         # What a worker was seen to do while others waited is not what it does beside them, if they share a machine.

@@ -28,6 +28,10 @@ def a_round(step: int, shares: Sequence[int], seconds: Sequence[float], steps: i
     return Round(Plan(step, 0, tuple(0 for _ in shares), tuple(shares), 10**6), notes)
 
 
+def in_epoch(epoch: int, one: Round) -> Round:
+    return msgspec.structs.replace(one, plan=msgspec.structs.replace(one.plan, epoch=epoch))
+
+
 def simulate(
     policy: BySpeed,
     workers: Callable[[int], Sequence[Speed]],
@@ -325,7 +329,7 @@ def test_as_published_it_reacts_once_an_epoch() -> None:
         found.append(shares)
         seconds = [finish(one, share) for one, share in zip(UNEVEN, shares, strict=True)]
         one = a_round(step, shares, seconds)
-        policy.observe(Round(Plan(step, step // 10, one.plan.starts, one.plan.counts, one.plan.micro), one.notes))
+        policy.observe(in_epoch(step // 10, one))
     changes = [step for step in range(1, 30) if found[step] != found[step - 1]]
     assert changes == [11]  # known after the first step of the next epoch; after that nothing changes
     assert found[-1] == [293, 146, 73]
@@ -410,7 +414,7 @@ def test_a_worker_without_examples_is_no_error(policy: BySpeed) -> None:
         shares = policy.split(1 if at % 5 == 4 else 12, 3)
         seconds = [finish(one, share) for one, share in zip(UNEVEN, shares, strict=True)]
         one = a_round(at, shares, seconds)
-        policy.observe(Round(Plan(at, at // 5, one.plan.starts, one.plan.counts, one.plan.micro), one.notes))
+        policy.observe(in_epoch(at // 5, one))
     assert makespan(UNEVEN, policy.split(12, 3)) == 8.0  # the best that there is
 
 
@@ -510,8 +514,8 @@ def test_a_batch_that_is_too_small_for_the_smallest_shares_is_told_once() -> Non
     policy = BySpeed(every=2, least=40)
     simulate(policy, _always(UNEVEN[:2]), 20, batch=64)
     assert policy.remarks() == [
-        "BySpeed: a batch of 64 is too small for a share of at least 40 for each of 2 workers; the slowest get nothing. "
-        "Lower least, or raise the batch"
+        "BySpeed: a batch of 64 is too small for a share of at least 40 for each of 2 workers; the slowest get "
+        "nothing. Lower least, or raise the batch"
     ]
     simulate(policy := BySpeed(every=2, least=40), _always(UNEVEN[:2]), 20, batch=30)
     [remark] = policy.remarks()
@@ -545,12 +549,41 @@ def test_who_was_left_out_of_other_workers_is_not_left_out_of_these() -> None:
     assert policy.split(64, 4) == [16, 16, 16, 16]
 
 
+def test_another_number_of_workers_begins_anew() -> None:
+    """What is known of three says nothing of four: who of them is slow, and how far the next look is away."""
+    policy = BySpeed(every=4, change=100.0, leave_out=True)
+    simulate(policy, _always(BURDEN), 7, batch=64)
+    assert policy.split(64, 3) == [32, 32, 0]
+    resumed = BySpeed(every=4, change=100.0, leave_out=True)
+    resumed.load_state_dict(policy.state_dict())
+    fresh = BySpeed(every=4, change=100.0, leave_out=True)
+    for each in (resumed, fresh):
+        assert simulate(each, _always([*UNEVEN, Speed(0.0, 1.0)]), 4, batch=28)[-1] == [7, 7, 7, 7]
+    assert resumed.state_dict() == fresh.state_dict()
+    published = BySpeed.per_epoch()
+    published.observe(in_epoch(3, a_round(0, [8, 8], [1.0, 2.0])))
+    published.observe(in_epoch(5, a_round(0, [8, 8, 8], [1.0, 1.0, 2.0])))
+    published.observe(in_epoch(6, a_round(0, [8, 8, 8], [1.0, 1.0, 2.0])))
+    assert published.split(40, 3) == [16, 16, 8]
+
+
+def test_as_published_a_second_run_begins_anew() -> None:
+    """Its first epoch is no later one of the run before, and is not mixed with the last of that."""
+    policy = BySpeed.per_epoch()
+    for epoch in range(3):
+        policy.observe(in_epoch(epoch, a_round(epoch, [32, 32], [1.0, 1.0])))
+    assert policy.split(64, 2) == [32, 32]
+    for epoch in range(2):
+        policy.observe(in_epoch(epoch, a_round(epoch, [32, 32], [1.0, 3.0])))
+    assert policy.split(64, 2) == [48, 16]
+
+
 def test_as_published_every_second_of_an_epoch_counts() -> None:
     """One step of ten takes ten times as long: 19 seconds for ten steps against 10."""
     policy = BySpeed.per_epoch()
     for at in range(11):
         one = a_round(at, [32, 32], [1.0, 10.0 if at == 4 else 1.0])
-        policy.observe(Round(Plan(at, at // 10, one.plan.starts, one.plan.counts, one.plan.micro), one.notes))
+        policy.observe(in_epoch(at // 10, one))
     assert policy.split(64, 2) == [42, 22]  # 64 in proportion to 1 / 10 and 1 / 19
 
 
