@@ -53,7 +53,7 @@ def deal(
     A worker gets a few times what it drew in the last round. If there is not so much left, or no last round, all that
     is left is dealt in proportion to what was drawn, so that all come to the end of it together.
     """
-    sizes = tuple(max(size, 1) for size in checked_shares(batch, batch, workers, split))
+    sizes = tuple(max(size, 1) for size in checked_shares(batch, min(batch, sum(lengths)), workers, split))
     rest = remaining(cursor, lengths)
     there = sum(rest) if left is None else min(sum(rest), left)
     pace = cursor.pace if len(cursor.pace) == workers else sizes

@@ -12,6 +12,7 @@ from itertools import accumulate
 
 import msgspec
 
+from paceline.balance.rounding import largest_remainder
 from paceline.errors import SettingError
 from paceline.ranges import Ranges, drop, simplified
 from paceline.records import Plan, Progress
@@ -89,13 +90,16 @@ def remaining(cursor: Cursor, lengths: tuple[int, ...]) -> list[int]:
 
 
 def take_local(shares: Sequence[int], remaining: Sequence[int]) -> tuple[int, ...]:
-    """What each worker takes of its own data: its share; what a worker lacks, the others take, lowest rank first."""
+    """What each worker takes of its own data: its share, and of what others lack a part in proportion to it.
+
+    Whoever has no share takes some only when nobody who has one has data left. There must be enough for all shares.
+    """
     counts = [min(share, has) for share, has in zip(shares, remaining, strict=True)]
-    lacking = sum(shares) - sum(counts)
-    for rank, has in enumerate(remaining):
-        more = min(lacking, has - counts[rank])
-        counts[rank] += more
-        lacking -= more
+    while lacking := sum(shares) - sum(counts):
+        room = [has - count for has, count in zip(remaining, counts, strict=True)]
+        weights = [share if free else 0 for share, free in zip(shares, room, strict=True)]
+        more = largest_remainder(lacking, weights if any(weights) else [free > 0 for free in room])
+        counts = [count + min(part, free) for count, part, free in zip(counts, more, room, strict=True)]
     return tuple(counts)
 
 

@@ -70,6 +70,14 @@ class Replica:
         return ""
 
     @property
+    def synced_norm(self) -> str:
+        """The name of a layer that exchanges statistics with all workers in its forward pass; empty without one."""
+        for name, layer in self.module.named_modules():
+            if isinstance(layer, nn.SyncBatchNorm):
+                return f"{name} ({type(layer).__name__})"
+        return ""
+
+    @property
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """The trained parameters, with names."""
         return [(name, p) for name, p in self._all if p.requires_grad]

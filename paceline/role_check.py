@@ -16,7 +16,7 @@ from paceline.roles import Asker, Balance, Need, Observer
 __all__ = [
     "Choosy",
     "asking",
-    "check_limit",
+    "check_balance",
     "check_object",
     "check_roles",
     "compares_within",
@@ -115,10 +115,20 @@ class Growing(Protocol):
         """To what."""
 
 
-def check_limit(batch: object, balance: Balance, workers: int, examples: int) -> None:
-    """A batch that grows must be one that can be split when it has grown: an error now instead of hours later."""
+def check_balance(balance: Balance, batch: object, workers: int, examples: int, synced_norm: str) -> None:
+    """Refuse what a balance could not do hours later, or would do wrongly all the time.
+
+    A batch that grows must be one that can be split when it has grown. ``synced_norm`` is a layer in which workers wait
+    for each other in every forward pass, if there is one.
+    """
     if batch is not balance and isinstance(batch, Growing) and isinstance(batch.limit, int):
         balance.split(min(batch.limit, examples), workers)
+    if synced_norm and workers > 1 and isinstance(balance, Observer):
+        raise SettingError(
+            f"balance={balance!r} learns what each of {workers} workers does by itself, but in the layer {synced_norm} "
+            "they wait for each other: all look equally fast, and all must do equally many forward passes. Use "
+            "GroupNorm or LayerNorm there, or balance.Even()"
+        )
 
 
 def needs_of(roles: dict[str, object], unit: Unit, first: Plan) -> frozenset[Need]:

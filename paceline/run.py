@@ -37,7 +37,7 @@ from paceline.planner import Cursor
 from paceline.probe import Probe
 from paceline.records import Progress
 from paceline.replica import Replica
-from paceline.role_check import check_limit, check_roles, compares_within, mind_local_noise, needs_of
+from paceline.role_check import check_balance, check_roles, compares_within, mind_local_noise, needs_of
 from paceline.roles import Balance, Batch, LearningRate, Order, Recorder, Stateful, Sync, Unmet
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
@@ -125,7 +125,7 @@ class Run:
             self.lengths = tuple(map(int, gathered)) if local_data else (length,)
             self._loop = Loop(self)
             first = self._loop.plan(self._loop.cursor, None)  # a batch that cannot be split is an error now
-            check_limit(self.batch, balance, self.fleet.size, sum(self.lengths))
+            check_balance(balance, self.batch, self.fleet.size, sum(self.lengths), self._replica.synced_norm)
             probe, needs = self.probe, needs_of(self.roles(), self.probe.unit, first)
             apart = local_data and self.fleet.size > 1
             probe.within = apart and compares_within(needs, probe.unit, first, self._replica.ddp is not None)

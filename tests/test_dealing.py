@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.balance import Even
+from paceline.balance import BySpeed, Even
 from paceline.dealing import Hand, collect, deal, draw
 from paceline.plain import plain_tree
 from paceline.planner import Cursor, Split, advance, cut, remaining
@@ -185,6 +185,15 @@ def test_own_data_is_dealt_to_its_owner() -> None:
     cursor = Cursor(Progress(examples=30), (10, 20), pace=(10, 20))
     assert deal(cursor, (10, 60), 2, 10, EVEN, None, None).stripes == (0, 40)
     assert deal(cursor, (30, 60), 2, 10, EVEN, None, 15).stripes == (5, 10)
+
+
+def test_a_batch_of_more_than_there_is_is_dealt_like_all_there_is() -> None:
+    """As a step of all workers together is cut, so that bounds of shares are the same, and known at the beginning."""
+    split = BySpeed(most=10).split
+    cursor = Cursor(Progress(), (0,))
+    assert cut(cursor, (16,), 2, 99, split, None, None).counts == (8, 8)
+    assert deal(cursor, (16,), 2, 99, split, None, None).sizes == (8, 8)
+    assert deal(Cursor(Progress(), (0, 0)), (10, 6), 2, 99, split, None, None).sizes == (8, 8)
 
 
 def test_draws_by_hand() -> None:

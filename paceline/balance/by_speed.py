@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from paceline.balance.even import Even
-from paceline.balance.solver import Speed, equal_finish, finish, longest_wait, makespan, reach
-from paceline.balance.speed import SpeedModel, typical
+from paceline.balance.bounds import Bounds, caps_of
+from paceline.balance.burdens import burdens, told
+from paceline.balance.numbers import check_whole, is_number, is_whole, list_of
+from paceline.balance.solver import Speed, longest_wait, makespan
+from paceline.balance.speed import SpeedModel, Typical, typical
 from paceline.errors import SettingError
 from paceline.records import Note, Round
 
@@ -70,17 +72,21 @@ class BySpeed:
             ("memory", self.memory, 1),
             ("least", self.least, 0),
         ):
-            if not isinstance(value, int) or value < smallest:
-                raise SettingError(f"BySpeed: {name} ({value!r}) must be a whole number of at least {smallest}")
-        if not 0 <= self.dead_band < 1:
-            raise SettingError(f"BySpeed: dead_band ({self.dead_band}) must be at least 0 and below 1")
-        if not self.change > 1:
-            raise SettingError(f"BySpeed: change ({self.change}) must be above 1, or no share could ever change")
-        if isinstance(self.most, str) or not isinstance(self.most, int | Sequence | None):
+            check_whole(f"BySpeed: {name}", value, smallest)
+        if not is_number(self.dead_band) or not 0 <= self.dead_band < 1:
+            raise SettingError(f"BySpeed: dead_band ({self.dead_band!r}) must be a number of at least 0 and below 1")
+        if not is_number(self.change) or not self.change > 1:
+            raise SettingError(
+                f"BySpeed: change ({self.change!r}) must be a number above 1, or no share could ever change"
+            )
+        if self.most is None:
+            return
+        caps = [self.most] if is_whole(self.most) else list_of(is_whole, self.most)
+        if caps is None:
             raise SettingError(f"BySpeed: most ({self.most!r}) must be a whole number, or one for each worker")
-        caps = [self.most] if isinstance(self.most, int) else list(self.most or [])
-        if any(not isinstance(cap, int) or cap < max(1, self.least) for cap in caps):
+        if any(cap < max(1, self.least) for cap in caps):
             raise SettingError(f"BySpeed: most ({self.most}) must be at least 1, and not below least ({self.least})")
+        self.most = self.most if is_whole(self.most) else caps
 
     @classmethod
     def per_epoch(cls) -> BySpeed:
@@ -97,22 +103,16 @@ class BySpeed:
 
     def split(self, batch: int, workers: int) -> list[int]:
         """For any batch: what lets all finish together by the speeds that the last plan was made with."""
-        caps = self._caps(batch, workers)
-        if len(self._speeds) == workers:
-            return self._solve(batch, self._speeds, caps)
-        if min(caps) >= batch and self.multiple == 1:
-            return Even().split(batch, workers)
-        return self._solve(batch, [Speed(0.0, 1.0)] * workers, caps)
+        speeds = self._speeds if len(self._speeds) == workers else [Speed(0.0, 1.0)] * workers
+        return self._bounds(batch, workers).best(batch, speeds)
 
     def observe(self, round: Round) -> None:
         """Note the seconds of a round, and look at the speeds if it is time."""
         notes = round.notes
         if len(self._models) != len(notes):
-            self._models = [SpeedModel(self.affine, self.memory) for _ in notes]
-            self._samples = [[] for _ in notes]
-        if self.every is None and round.plan.epoch > self._epoch:
-            self._epoch = round.plan.epoch
-            self._look()
+            self._begin(len(notes), round.plan.epoch)
+        if self.every is None and round.plan.epoch != self._epoch:
+            self._turn(round.plan.epoch)
         # The last step of an epoch is short: whole ones are what shares are for.
         whole = sum(note.examples / note.steps for note in notes if note.steps)
         self._batch = max(self._batch, round.plan.batch, int(whole))
@@ -122,6 +122,23 @@ class BySpeed:
         self._steps += round.steps
         if self.every is not None and self._steps >= self.every:
             self._look()
+
+    def _begin(self, workers: int, epoch: int) -> None:
+        """Nothing is known of these workers; what was known of another number of them says nothing."""
+        self._models = [SpeedModel(self.affine, self.memory) for _ in range(workers)]
+        self._speeds, self._burdens, self._looked, self._epoch = [], (), 0, epoch
+        self._drop_samples()
+
+    def _turn(self, epoch: int) -> None:
+        """An epoch is over; or another run has begun, and what was left of the last one is no epoch."""
+        if epoch > self._epoch:
+            self._look()
+        else:
+            self._drop_samples()
+        self._epoch = epoch
+
+    def _drop_samples(self) -> None:
+        self._samples, self._steps, self._batch = [[] for _ in self._models], 0, 0
 
     def _sample(self, samples: list[tuple[float, float]], note: Note) -> None:
         if not note.steps:
@@ -170,8 +187,8 @@ class BySpeed:
 
     def _look(self) -> None:
         found = [typical(samples) for samples in self._samples]
-        batch, before = self._batch, self._looked
-        self._samples, self._steps, self._batch, self._looked = [[] for _ in found], 0, 0, batch
+        batch, before, self._looked = self._batch, self._looked, self._batch
+        self._drop_samples()
         if 2 * batch < before:  # the end of an epoch; if batches are smaller from now on, the next look will see it
             return
         # What a worker was seen to do while others waited is not what it does beside them, if they share a machine.
@@ -179,9 +196,6 @@ class BySpeed:
         for model, seen in zip(self._models, found, strict=True):
             if seen is not None:
                 model.add(seen, batch / len(self._models), anew)
-        # What could be noise is no reason to change anything.
-        noise = NOISE * max(model.error for model in self._models) if self.dead_band else 0.0
-        band = min(max(self.dead_band, noise), 0.9)
         speeds = [model.speed for model in self._models]
         measured = [speed for speed in speeds if speed is not None]
         if not measured:
@@ -189,95 +203,77 @@ class BySpeed:
         # Who has had nothing to do is taken for an average worker until it has.
         mean = Speed(fmean(each.fixed for each in measured), fmean(each.per_example for each in measured))
         known = [mean if speed is None else speed for speed in speeds]
-        caps = self._caps(batch, len(known))
         present = self.split(batch, len(known))
-        self._mind_least(batch, caps)
-        self._find_burdens(batch, known, caps)
-        wanted = self._solve(batch, known, caps)
-        now, then = makespan(known, present), makespan(known, wanted)
-        even = makespan(known, self._solve(batch, [Speed(0.0, 1.0)] * len(known), caps))
-        out = self._out(len(known))
-        if not out and even * (1 - band) <= then and even * (1 - self.dead_band) <= now:
+        self._find_burdens(batch, known)
+        self._decide(batch, known, present, self._band(found))
+
+    def _decide(self, batch: int, speeds: list[Speed], present: list[int], band: float) -> None:
+        """Whether other shares are worth it."""
+        bounds, equal = self._bounds(batch, len(speeds)), [Speed(0.0, 1.0)] * len(speeds)
+        self._mind_least(batch, bounds.floors)
+        wanted = bounds.best(batch, speeds)
+        now, then = makespan(speeds, present), makespan(speeds, wanted)
+        even = makespan(speeds, bounds.best(batch, equal))
+        if not bounds.out and even * (1 - band) <= then and even * (1 - self.dead_band) <= now:
             # So that noise does not lead shares astray where they hardly matter.
-            self._speeds = []
+            self._move(batch, equal, bounds, present)
             return
         # Whoever is slow adds little to the whole, and may wait long for little.
-        relief = longest_wait(known, present) - longest_wait(known, wanted)
+        relief = longest_wait(speeds, present) - longest_wait(speeds, wanted)
         worthwhile = then < now * (1 - band) or (then < now and relief > PATIENT * band)
-        if worthwhile or (out and any(present[rank] for rank in self._burdens)):
-            bounded = self._bounded(batch, known, caps, present)
-            # What cannot be had at once is a plan of its own: shares in this proportion, until the next look.
-            self._speeds = known if bounded == wanted else [Speed(0.0, 1 / max(share, 0.5)) for share in bounded]
+        if worthwhile or any(present[rank] for rank in bounds.out):
+            self._move(batch, speeds, bounds, present)
 
-    def _bounded(self, batch: int, speeds: list[Speed], caps: list[int], present: Sequence[int]) -> list[int]:
-        """The best shares that are not too far from the present ones."""
-        out = self._out(len(speeds))
-        floors = self._floors(caps)
-        fewer, more = reach(present, self.change, self.multiple, batch)
-        upper = [0 if rank in out else min(cap, high) for rank, (cap, high) in enumerate(zip(caps, more, strict=True))]
-        lower = [min(max(floor, low, 0), high) for floor, low, high in zip(floors, fewer, upper, strict=True)]
-        if not sum(lower) <= batch <= sum(upper):  # then some must change by more than they may
-            return self._solve(batch, speeds, caps)
-        return equal_finish(batch, speeds, lower, upper, self.multiple)
+    def _band(self, found: Sequence[Typical | None]) -> float:
+        """The part of a step that a change must save: what could be noise is no reason to change anything.
 
-    def _solve(self, batch: int, speeds: Sequence[Speed], caps: Sequence[int]) -> list[int]:
-        out = self._out(len(speeds))
-        least = [0 if rank in out else floor for rank, floor in enumerate(self._floors(caps))]
-        upper = [0 if rank in out else cap for rank, cap in enumerate(caps)]
-        if sum(upper) < batch:  # the others have no room for all of it
-            least, upper = self._floors(caps), list(caps)
-        return equal_finish(batch, speeds, least if sum(least) <= batch else None, upper, self.multiple)
+        What is known of those that had nothing to do is as old as it is, and decides nothing.
+        """
+        out = self._out(len(found))
+        errors = [
+            model.error
+            for rank, (model, seen) in enumerate(zip(self._models, found, strict=True))
+            if seen is not None and rank not in out
+        ]
+        noise = NOISE * max(errors, default=0.0) if self.dead_band else 0.0
+        return min(max(self.dead_band, noise), 0.9)
 
-    def _floors(self, caps: Sequence[int]) -> list[int]:
-        """The smallest share of each worker."""
-        return [min(self._whole(self.least), cap) for cap in caps]
+    def _move(self, batch: int, speeds: list[Speed], bounds: Bounds, present: list[int]) -> None:
+        """Go towards the shares that suit these speeds, as far as one look may; equal speeds are no speeds.
+
+        What cannot be had at once is a plan of its own: shares in this proportion, until the next look.
+        """
+        reached = bounds.near(batch, speeds, present, self.change)
+        if reached == bounds.best(batch, speeds):
+            self._speeds = [] if len(set(speeds)) == 1 else speeds
+        else:
+            self._speeds = [Speed(0.0, 1 / max(share, 0.5)) for share in reached]
+
+    def _bounds(self, batch: int, workers: int) -> Bounds:
+        caps = caps_of(batch, workers, self.most, self._learnt, self.multiple)
+        return Bounds(self.least, caps, self.multiple, self._out(workers))
 
     def _out(self, workers: int) -> tuple[int, ...]:
         """Who gets nothing; what was found out about another number of workers says nothing of these."""
         return self._burdens if self.leave_out and len(self._models) == workers else ()
 
-    def _whole(self, share: float) -> int:
-        """The next multiple."""
-        return math.ceil(share / self.multiple) * self.multiple
-
-    def _mind_least(self, batch: int, caps: list[int]) -> None:
-        floors = self._floors(caps)
+    def _mind_least(self, batch: int, floors: list[int]) -> None:
         if sum(floors) > batch and not self._told_of_least:
             self._told_of_least = True
+            what = "shares go without that" if batch < self.least else "the slowest get nothing"
             self._remarks.append(
-                f"BySpeed: a batch of {batch} is too small for shares of at least {floors}; shares go without that"
+                f"BySpeed: a batch of {batch} is too small for a share of at least {max(self.least, *floors)} for each "
+                f"of {len(floors)} workers; {what}. Lower least, or raise the batch"
             )
 
-    def _find_burdens(self, batch: int, speeds: list[Speed], caps: list[int]) -> None:
-        """Who costs more than it gives: with its smallest share it makes the step longer than without it."""
-        self._burdens, before = (), self._burdens
-        floors = self._floors(caps)
-        found: set[int] = set()
-        while True:
-            left = [0 if rank in found else cap for rank, cap in enumerate(caps)]
-            shares = self._solve(batch, speeds, left)
-            times = [finish(speed, share) for speed, share in zip(speeds, shares, strict=True)]
-            if not self.least:  # then the solver leaves out whoever is too slow for a single piece
-                alone = [finish(speed, self.multiple) for speed in speeds]
-                found |= {
-                    rank for rank, cap in enumerate(left) if cap and not shares[rank] and alone[rank] > max(times)
-                }
-            slowest = {rank for rank, seconds in enumerate(times) if seconds == max(times)}
-            rest = [0 if rank in found | slowest else cap for rank, cap in enumerate(caps)]
-            if any(shares[rank] > floors[rank] for rank in slowest) or sum(rest) < batch:
-                break
-            if makespan(speeds, self._solve(batch, speeds, rest)) >= max(times):
-                break
-            found |= slowest
+    def _find_burdens(self, batch: int, speeds: list[Speed]) -> None:
+        """Who costs more than it gives: told when it is found."""
+        bounds, before = self._bounds(batch, len(speeds)), self._burdens
+        found = burdens(batch, speeds, bounds)
         self._burdens = tuple(sorted(found))
-        idle = self.leave_out or not self.least
         for rank in sorted(found - set(before)):
-            what = "it gets nothing to do" if idle else "leave_out=True would give it nothing to do"
-            few = max(floors[rank], 1)
-            self._remarks.append(
-                f"worker {rank} is so slow ({finish(speeds[rank], few):.3g} s for {few} examples) that the others "
-                f"would be done sooner without it; {what}"
-            )
+            few, idle = max(bounds.floors[rank], 1), self.leave_out or not self.least
+            self._remarks.append(told(rank, speeds[rank], few, idle))
 
     def _learn_limits(self, limits: list[int]) -> None:
         """Who has run out of memory gets no more than what fitted afterwards."""
@@ -290,15 +286,3 @@ class BySpeed:
                     f"worker {rank} ran out of memory; its share is at most {limit} from now on, as long as the others "
                     "have room for the rest"
                 )
-
-    def _caps(self, batch: int, workers: int) -> list[int]:
-        most = self.most if self.most is not None else batch
-        caps = [most] * workers if isinstance(most, int) else list(most)
-        if len(caps) != workers:
-            raise SettingError(f"BySpeed: most has {len(caps)} numbers for {workers} workers; give one for each")
-        if len(self._learnt) == workers:
-            learnt = [min(cap, limit) if limit else cap for cap, limit in zip(caps, self._learnt, strict=True)]
-            # If that leaves some examples to nobody, who is short of memory takes its share in several pieces.
-            caps = learnt if sum(learnt) >= batch else caps
-        whole = [cap if cap >= batch or cap < self.multiple else cap // self.multiple * self.multiple for cap in caps]
-        return whole if sum(whole) >= batch else caps

@@ -18,6 +18,7 @@ DRIFT = 0.03  # by what part a speed changes from look to look without a reason
 COMPANY = 0.15  # and if others have more or less to do than before, and may share the machine
 FORGET = 0.9  # what an older pair of sizes counts against a newer one
 DOUBT = 2.0  # how much pairs must say, as (x / error)², to outweigh that time is proportional to examples
+UNKNOWN = 0.05  # standard error of a speed, as a part of it, of which a single round is all that was seen
 MOST_WORTH = 31.0  # usual shares that the fixed part of a step may be worth: with more, no share would help
 
 
@@ -26,8 +27,8 @@ class Typical(NamedTuple):
 
     examples: float
     seconds: float
-    error: float
-    """Standard error of the seconds, as a part of them; 0 with a single step, of which nothing is known."""
+    error: float | None
+    """Standard error of the seconds, as a part of them; None of a single step, which says nothing about it."""
 
 
 def typical(samples: Sequence[tuple[float, float]]) -> Typical | None:
@@ -39,7 +40,7 @@ def typical(samples: Sequence[tuple[float, float]]) -> Typical | None:
     usual = statistics.median_low(seconds / examples for examples, seconds in used)
     near = [one for one in used if usual / OUTLIER <= one[1] / one[0] <= usual * OUTLIER]
     each = [seconds / examples for examples, seconds in near]
-    error = statistics.stdev(each) / statistics.fmean(each) / len(each) ** 0.5 if len(each) > 1 else 0.0
+    error = statistics.stdev(each) / statistics.fmean(each) / len(each) ** 0.5 if len(each) > 1 else None
     return Typical(statistics.fmean(one[0] for one in near), statistics.fmean(one[1] for one in near), error)
 
 
@@ -87,8 +88,14 @@ class SpeedModel:
 
     @property
     def error(self) -> float:
-        """Standard error of the present speed, as a part of it."""
-        return math.hypot(*(look.error for look in self._looks)) / max(len(self._looks), 1)
+        """Standard error of the present speed, as a part of it.
+
+        By the steps of each look; where one had a single round, by how much the looks differ.
+        """
+        looks = self._looks
+        if len(looks) < 2 or all(look.error is not None for look in looks):
+            return math.hypot(*map(_error, looks)) / max(len(looks), 1)
+        return statistics.stdev(map(self._level, looks)) / math.sqrt(len(looks))
 
     def moved(self, seen: Typical | None) -> bool:
         """Whether this share is another one than in the look before."""
@@ -109,7 +116,7 @@ class SpeedModel:
         more, longer = math.log(new.examples / old.examples), math.log(new.seconds / old.seconds)
         if abs(more) < DIFFERENT or not min(more, 0.0) - JUMP <= longer <= max(more, 0.0) + JUMP:
             return  # too near to tell anything, or another speed altogether
-        weight = 1.0 / (old.error**2 + new.error**2 + drift**2)
+        weight = 1.0 / (_error(old) ** 2 + _error(new) ** 2 + drift**2)
         sizes = sorted((old.examples, new.examples))
         found = weight * more * more, weight * more * longer, *(weight * math.log(n) for n in sizes)
         self._sums = sums = Sums(
@@ -130,6 +137,10 @@ class SpeedModel:
         """Take that back."""
         self._looks = [Typical(*look) for look in state["looks"]]
         self._sums, self._worth = Sums(*state["sums"]), state["worth"] if self._affine else 0.0
+
+
+def _error(look: Typical) -> float:
+    return UNKNOWN if look.error is None else look.error
 
 
 def _alike(one: Typical, other: Typical) -> bool:

@@ -52,12 +52,16 @@ class Adaptive(ABC):
     _moments: Moments = field(init=False, repr=False, compare=False)
     _last_sqnorm: float = field(init=False, repr=False, compare=False)
     _example_weight: float = field(init=False, repr=False, compare=False)
+    _in_vain: int = field(init=False, repr=False, compare=False)
+    _told: bool = field(init=False, repr=False, compare=False)
+    _remarks: list[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._check()
         self._size, self._since = self.start, 0
         self._moments = Moments(self._population)
         self._last_sqnorm, self._example_weight = math.nan, 1.0
+        self._in_vain, self._told, self._remarks = 0, False, []
 
     @abstractmethod
     def asks_for(self) -> float:
@@ -74,6 +78,8 @@ class Adaptive(ABC):
     def observe(self, round: Round) -> None:
         """Learn from a round, and test if it is time."""
         self._since += round.steps
+        if self._since >= self.every and round.stats is not None:
+            self._mind_units(round.stats.units)
         if not self._learn(round) or self._since < self.every:
             return
         self._since = 0
@@ -86,6 +92,11 @@ class Adaptive(ABC):
             shrink=self.shrink,
             multiple=self.multiple,
         )
+
+    def remarks(self) -> list[str]:
+        """What was noticed since the last time."""
+        said, self._remarks = self._remarks, []
+        return said
 
     @property
     def _top(self) -> int:
@@ -126,6 +137,17 @@ class Adaptive(ABC):
             return False
         self._last_sqnorm = round.stats.mean_sqnorm
         return True
+
+    def _mind_units(self, units: int) -> None:
+        """Tell once if tests find nothing to compare: a balance may leave one worker alone with the whole batch."""
+        self._in_vain = self._in_vain + 1 if units < 2 else 0
+        # One test in vain is nothing: the last step of an epoch may be short.
+        if self._in_vain == 2 and not self._told:
+            self._told = True
+            self._remarks.append(
+                f"{type(self).__name__}: steps have one micro-batch of one worker, in which no noise can be seen, so "
+                f"that the batch stays {self._size}; give a micro of at most half of the batch"
+            )
 
     def _population(self) -> float | None:
         """In units of weight, as variances are."""

@@ -158,6 +158,24 @@ def test_tests_are_done_every_so_many_steps() -> None:
     assert [step for step in range(20) if sizes[step + 1] != sizes[step]] == [4, 9, 14, 19]
 
 
+def test_a_test_that_finds_one_unit_only_is_told_once() -> None:
+    policy = batch.NormTest(start=16, limit=1024, eta=0.5, every=2)
+    alone, enough = GradientStats(1, 16.0, math.nan, 1.0), GradientStats(4, 16.0, 9.0, 1.0)
+    for step, stats in enumerate([enough, enough, enough, alone, enough, enough]):
+        policy.observe(a_round(stats, 16, step))
+    assert policy.remarks() == []  # the last step of an epoch may be short
+    size = policy.size(Progress())
+    for step in range(9):
+        policy.observe(a_round(alone, 16, 6 + step))
+    assert policy.remarks() == [
+        "NormTest: steps have one micro-batch of one worker, in which no noise can be seen, so that the batch stays "
+        f"{size}; give a micro of at most half of the batch"
+    ]
+    for stats in (enough, *[alone] * 9):
+        policy.observe(a_round(stats, 16, 15))
+    assert policy.remarks() == []
+
+
 def test_numbers_that_are_not_finite_change_nothing() -> None:
     policy = batch.NormTest(start=16, limit=1024, eta=0.5)
     policy.observe(a_round(GradientStats(4, 16.0, 9.0, 1.0), 16, 0))

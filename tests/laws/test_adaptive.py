@@ -18,8 +18,9 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline import batch, sync
+from paceline.events import Event, Remark
 from paceline.probe import Example
-from paceline.records import Progress
+from paceline.records import Progress, Round
 from tests.pool import Pool, RemoteError
 from tests.problems import data, flat, mlp, train
 
@@ -429,6 +430,55 @@ def test_loss_scales_clipping_and_weight_decay_do_not_move_the_statistics(pool: 
         found = pool.run(2, statistics_under, scale, clip, decay, kind)[0]
         # Scales are powers of two, which single precision keeps to the bit but for what underflows.
         assert found == pytest.approx(plain, rel=1e-5)
+
+
+class AllToOne(pl.balance.Even):
+    """Leaves the second of two workers out after a while, as a balance by speed may."""
+
+    rounds = 0
+
+    def split(self, batch: int, workers: int) -> list[int]:
+        return [batch, 0] if type(self).rounds > 3 else super().split(batch, workers)
+
+    def observe(self, round: Round) -> None:
+        type(self).rounds += 1
+
+
+def left_alone(micro: int | None) -> tuple[list[int], list[str]]:
+    """The batches, and what was remarked."""
+    model = mlp(dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    AllToOne.rounds = 0
+    kept, found = Remarks(), list[int]()
+    policy = batch.NormTest(start=16, limit=256, eta=0.1, growth=1.2)
+    with pl.Run(model, optimizer, noisy(), batch=policy, balance=AllToOne(), micro=micro, record=[kept]) as run:
+        train(run, model, steps=12, each=lambda step: found.append(step.plan.batch))
+    return found, kept.texts
+
+
+class Remarks:
+    """Keeps remarks."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def record(self, event: Event) -> None:
+        if isinstance(event, Remark):
+            self.texts.append(event.text)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_batch_that_cannot_be_tested_any_more_is_told_of(pool: Pool) -> None:
+    """With one worker left there is one unit in a step, unless micro makes more."""
+    sizes, [remark] = pool.run(2, left_alone, None)[0]
+    assert remark.startswith("NormTest: steps have one micro-batch of one worker")
+    assert f"the batch stays {sizes[-1]}; give a micro of at most half" in remark
+    assert sizes[0] < sizes[4] == sizes[-1]
+    sizes, remarks = pool.run(2, left_alone, 8)[0]
+    assert sizes[4] < sizes[-1]
+    assert remarks == []
 
 
 def overflowing() -> tuple[list[int], list[bool]]:

@@ -279,6 +279,20 @@ def test_batch_norm_with_unequal_shares_is_warned_of(pool: Pool) -> None:
     assert pool.run(2, with_batch_norm, [1.0, 1.0]) == [[], []]
 
 
+def with_synced_norm(balance: Any) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pl.Run(model, optimizer, data(96), batch=BATCH, balance=balance).close()
+
+
+def test_speeds_are_not_measured_where_layers_wait_for_each_other(pool: Pool) -> None:
+    for outcome in pool.outcomes(2, with_synced_norm, BySpeed()):
+        assert "SettingError: balance=BySpeed(" in str(outcome)
+        assert "in the layer 1 (SyncBatchNorm) they wait for each other" in str(outcome)
+    pool.run(2, with_synced_norm, pl.balance.Even())
+    pool.run(1, with_synced_norm, BySpeed())
+
+
 def own_streams() -> tuple[list[int], list[tuple[int, ...]]]:
     """Every worker has 40 examples of its own."""
     model = mlp()
