@@ -141,9 +141,9 @@ class LocalSGD(LocalStep):
         own_gradients(parameters, plan, note, type(self).__name__)
 
     def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
-        """In one step of every round, whatever is due: all workers meet at its end."""
+        """In one step of a round, if something is due then: all workers meet at the end of the round."""
         after = Progress(progress.step + 1, progress.epoch, progress.examples + plan.batch)
-        return self._statistics.wants(self._tally.steps, self.every.ends(self._tally.begin(progress), after))
+        return due and self._statistics.wants(self._tally.steps, self.every.ends(self._tally.begin(progress), after))
 
     def apart(self, progress: Progress) -> bool:
         """Where rounds are measured by the clock; decided when one begins."""

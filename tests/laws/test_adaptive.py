@@ -21,6 +21,7 @@ from paceline import batch, sync
 from paceline.events import Event, Remark
 from paceline.probe import Example
 from paceline.records import Progress, Round
+from paceline.roles import Sync
 from tests.pool import Pool, RemoteError
 from tests.problems import data, flat, mlp, train
 
@@ -867,25 +868,26 @@ def test_scale_invariant_steps_are_the_same_on_all_workers(pool: Pool, skips: bo
     assert first >= (11 if skips else 8)
 
 
-def measured_steps(limit: int) -> tuple[int, list[bool]]:
+def measured_steps(limit: int, role: Sync) -> tuple[int, list[bool]]:
     """Where the batch ends, and in which steps gradients were measured."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     policy = batch.NormTest(start=16, limit=limit, eta=0.05)
     found = []
-    with pl.Run(model, optimizer, data(LENGTH), batch=policy, micro=8) as run:
+    with pl.Run(model, optimizer, data(LENGTH), batch=policy, sync=role, micro=8) as run:
         for step in run.steps(steps=8):
             optimizer.zero_grad()
             for x, y in step:
                 step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
             assert step.round is not None
             found.append(step.round.stats is not None)
-            optimizer.step()
         return run.batch.size(run.progress), found
 
 
-def test_a_batch_that_cannot_change_any_more_is_not_tested(pool: Pool) -> None:
-    size, measured = pool.run(2, measured_steps, 64)[0]
+@pytest.mark.parametrize("role", [sync.AllReduce(), sync.LocalSGD(1)], ids=["all-reduce", "local"])
+def test_a_batch_that_cannot_change_any_more_is_not_tested(pool: Pool, role: Sync) -> None:
+    size, measured = pool.run(2, measured_steps, 64, role)[0]
     assert size == 64
     assert measured == [True] * 2 + [False] * 6
 
