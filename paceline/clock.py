@@ -6,7 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Clock"]
+__all__ = ["Clock", "reading"]
+
+
+def reading() -> float:
+    """Seconds on the clock that all of a run's times are taken from."""
+    return time.perf_counter()
 
 
 class Clock:
@@ -20,12 +25,12 @@ class Clock:
 
     def free(self) -> None:
         """All workers begin at about the same time: now."""
-        self._free = self._mark = time.perf_counter()
+        self._free = self._mark = reading()
 
     def start(self) -> None:
         """A step begins."""
         self.load = self.compute = self.exchange = 0.0
-        self._mark = time.perf_counter()
+        self._mark = reading()
 
     def loaded(self) -> None:
         """Data has come."""
@@ -55,21 +60,21 @@ class Clock:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """While inside, the time is nobody's: a checkpoint or an evaluation that all workers come to."""
-        since = time.perf_counter()
+        since = reading()
         try:
             yield
         finally:
-            away = time.perf_counter() - since
+            away = reading() - since
             self._free += away
             self._mark += away
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """While inside, workers exchange what belongs to no step of its own: it lengthens the last exchange."""
-        since = time.perf_counter()
+        since = reading()
         with self.stopped():
             yield
-        away = time.perf_counter() - since
+        away = reading() - since
         self.exchange += away
         self.between += away
 
@@ -79,6 +84,5 @@ class Clock:
         return self._mark - self._free - self.exchange
 
     def _lap(self) -> float:
-        now = time.perf_counter()
-        lap, self._mark = now - self._mark, now
-        return lap
+        before, self._mark = self._mark, reading()
+        return self._mark - before

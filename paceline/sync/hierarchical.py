@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.clock import reading
 from paceline.codec import Identity
 from paceline.errors import SettingError
 from paceline.fleet import Fleet
@@ -170,9 +170,9 @@ class Hierarchical(LocalSGD):
         self.fleet.doing(step, "averaging models in the site")
         # In the site "stop" says who has left: who only asks all to stop goes on until the sites meet.
         note = msgspec.structs.replace(note, final=float(final), stop=float(left))
-        since = time.perf_counter()
+        since = reading()
         met = self.merge.run(note, None, self._scale, f"the models of the site after step {step}")
-        self._inside_seconds += time.perf_counter() - since
+        self._inside_seconds += reading() - since
         self.bytes_sent += self.merge.bytes_sent
         self._inside.clear()
         return met

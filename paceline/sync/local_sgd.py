@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
+from paceline.clock import reading
 from paceline.codec import Identity
 from paceline.errors import SettingError
 from paceline.fleet import Fleet
@@ -316,9 +316,9 @@ class LocalSGD(LocalStep):
         return meeting
 
     def _set_off(self, note: Note, step: int) -> None:
-        since = time.perf_counter()
+        since = reading()
         self.merge.begin(note, self._statistics.give(), self._scale, f"the models after step {step}")
-        self._tally.waited(time.perf_counter() - since)  # before the first, all compare what they will average
+        self._tally.waited(reading() - since)  # before the first, all compare what they will average
         self._begin_round()
 
     def _land(self) -> Meeting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.clock import reading
 from paceline.codec import Identity
 from paceline.fleet import Fleet
 from paceline.group import Group
@@ -162,9 +162,9 @@ class Merge:
         """
         assert self.flight is not None
         flight, self.flight = self.flight, None
-        since = time.perf_counter()
+        since = reading()
         mean, meeting = flight.arrive()
-        self.blocked_seconds = time.perf_counter() - since
+        self.blocked_seconds = reading() - since
         worked = _worked(meeting.notes)
         new: Sequence[Tensor] = mean
         if self._outer is not None and worked:

@@ -74,8 +74,7 @@ def test_seconds_after_one_has_left(pool: Pool, kind: str, early: bool, first: l
     for found in pool.run(3, worked, kind, 1, early):
         assert len(found) == 3
         for seconds, want in zip(found, expected, strict=True):
-            # Under Hierarchical the average inside of a site takes real time, which is not spent by our clock.
-            assert seconds == pytest.approx(want, abs=0.3 if kind == "sites" else 1e-9)
+            assert seconds == pytest.approx(want, abs=1e-9)
 
 
 def test_seconds_after_one_has_left_while_an_average_was_under_way(pool: Pool) -> None:
