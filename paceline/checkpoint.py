@@ -1,8 +1,7 @@
-"""The files of checkpoints: a tree of plain values and tensors in, one file out, and back, safely.
+"""A folder of checkpoints: when one is due, how it comes there whole, and which is the newest that is sound.
 
-A file is a header (mark, format version, serial number, length and digest) followed by what ``torch.save`` wrote. It
-comes to its name only when it is whole and on the disk, so that a kill at any byte leaves the earlier files as they
-were. What was written is read with ``torch.load(weights_only=True)``: no code of the file is ever run.
+A file comes to its name only when it is whole and on the disk, so that a kill at any byte leaves the earlier files as
+they were. What is in it is the matter of ``checkpoint_file``.
 
 All of this is for rank 0; the other workers are sent the bytes of :func:`read` and give them to :func:`parse`. Only
 where workers never meet, each has files of its own, in a folder of its own.
@@ -12,30 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import io
 import math
 import os
 import re
-import struct
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any
 
-import torch
-
+from paceline.checkpoint_file import parse, read, reason, serial_of, write_whole
 from paceline.errors import CheckpointError, SettingError
-from paceline.plain import a, plain_tree
+from paceline.plain import plain_tree
 
 __all__ = ["Checkpoint", "clean", "find", "load_newest", "own_folder", "parse", "read", "write"]
-
-_FORMAT = 1
-# The line ends make a transfer in text mode visible, as in PNG.
-_MARK = b"paceline-ckpt\r\n\x00"
-_HEAD = struct.Struct("<16sQQQ")
-"""Mark, format, serial number, length of the payload. A sha256 of the payload and of this follows."""
-_HEADER_BYTES = _HEAD.size + hashlib.sha256().digest_size
 
 _NAME = re.compile(r"step-(\d{8,})\.ckpt")
 _PART = re.compile(r"\..+\.(\d+)\.part")
@@ -55,12 +43,12 @@ def write(path: Path, tree: dict[str, Any]) -> int:
         # Not the clock, which differs between machines, and not the step: who goes back to step 100 and trains on
         # has a newer checkpoint at step 110 than the abandoned one at step 200.
         serial = 1 + max((serial or 0 for _, serial in _ranked(path.parent)), default=0)
-        size = _write_part(part, plain, serial)
+        size = write_whole(part, plain, serial)
         os.replace(part, path)
         _sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
-            f"cannot save the checkpoint {path}: {_reason(error)}; {_remedy(error)} (earlier checkpoints are untouched)"
+            f"cannot save the checkpoint {path}: {reason(error)}; {_remedy(error)} (earlier checkpoints are untouched)"
         ) from error
     except RuntimeError as error:
         raise CheckpointError(
@@ -73,47 +61,6 @@ def write(path: Path, tree: dict[str, Any]) -> int:
     return size
 
 
-def read(path: Path) -> bytes:
-    """The payload of a checkpoint, after its length and its digest were found right."""
-    try:
-        if path.is_dir():
-            raise CheckpointError(f"{path} is a folder, not a checkpoint; name a step-*.ckpt file in it")
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header = file.read(_HEADER_BYTES)
-            head, digest = header[: _HEAD.size], header[_HEAD.size :]
-            payload = file.read(_payload_bytes(path, head, size))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no checkpoint {path}; check the path") from error
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read the checkpoint {path}: {_reason(error)}; check the path and its permissions"
-        ) from error
-    sha256 = hashlib.sha256(payload)
-    sha256.update(head)
-    if sha256.digest() != digest:
-        raise CheckpointError(
-            f"{path} does not match its digest: it was altered after it was written; use an earlier checkpoint"
-        )
-    return payload
-
-
-def parse(payload: bytes) -> dict[str, Any]:
-    """The tree of a payload, its tensors on the CPU."""
-    try:
-        tree = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except Exception as error:  # what is no tree of ours can fail in torch.load in any way
-        # Its context is without torch's advice to load without weights_only, which would run the code in the file.
-        reason = str(error.__context__ or error).partition(". ")[0]
-        raise CheckpointError(
-            f"the content of the checkpoint is not made of plain values and tensors that torch {torch.__version__} "
-            f"reads: {reason or type(error).__name__}; use the versions of Paceline and torch that wrote it"
-        ) from error
-    if not isinstance(tree, dict):
-        raise CheckpointError(f"the checkpoint holds {a(tree)} instead of a dict; Paceline did not write it")
-    return tree
-
-
 def find(path: Path) -> Iterator[Path]:
     """The checkpoints that a path stands for: a file for itself, a folder for its ``step-*.ckpt``, newest first."""
     try:
@@ -123,7 +70,7 @@ def find(path: Path) -> Iterator[Path]:
             return iter([path])
     except OSError as error:
         raise CheckpointError(
-            f"cannot look for checkpoints at {path}: {_reason(error)}; check the path and its permissions"
+            f"cannot look for checkpoints at {path}: {reason(error)}; check the path and its permissions"
         ) from error
     raise CheckpointError(f"there is no checkpoint {path}: no such file or folder; check the path")
 
@@ -233,53 +180,8 @@ class Checkpoint:
                 file.unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(
-                f"cannot remove old checkpoints from {self.folder}: {_reason(error)}; {_remedy(error)}"
+                f"cannot remove old checkpoints from {self.folder}: {reason(error)}; {_remedy(error)}"
             ) from error
-
-
-def _write_part(part: Path, tree: Any, serial: int) -> int:
-    """Write the whole file under its temporary name, down to the disk."""
-    # "x" follows no link that someone else may have put there.
-    with open(part, "xb") as file:
-        file.write(bytes(_HEADER_BYTES))
-        payload = _HashingWriter(file)
-        try:
-            torch.save(tree, cast(IO[bytes], payload))
-        except Exception:
-            if payload.failure is not None:
-                raise payload.failure from None
-            raise
-        head = _HEAD.pack(_MARK, _FORMAT, serial, payload.length)
-        payload.sha256.update(head)
-        file.seek(0)
-        file.write(head + payload.sha256.digest())
-        file.flush()
-        os.fsync(file.fileno())
-    return _HEADER_BYTES + payload.length
-
-
-class _HashingWriter:
-    """What ``torch.save`` writes to: counts and hashes on the way to the file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.sha256 = hashlib.sha256()
-        self.length = 0
-        # torch.save closes its archive after an error, which fails too and hides the error (even Ctrl-C).
-        self.failure: BaseException | None = None
-
-    def write(self, data: memoryview) -> int:
-        try:
-            self.file.write(data)
-        except BaseException as error:
-            self.failure = error
-            raise
-        self.sha256.update(data)
-        self.length += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing to do before the header is written."""
 
 
 def _sync_folder(folder: Path) -> None:
@@ -295,29 +197,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _payload_bytes(path: Path, head: bytes, size: int) -> int:
-    """The length of the payload by the head of a file of ``size`` bytes, after all that a head can tell was checked."""
-    if not head.startswith(_MARK[: len(head)]):
-        raise CheckpointError(
-            f"{path} is not a Paceline checkpoint: it does not begin like one; give a file that Paceline wrote"
-        )
-    if size < _HEADER_BYTES:
-        raise CheckpointError(
-            f"{path} is cut short: {size:,} of at least {_HEADER_BYTES:,} bytes; use an earlier checkpoint"
-        )
-    _, version, _, length = _HEAD.unpack(head)
-    if version != _FORMAT:
-        raise CheckpointError(
-            f"{path} has the checkpoint format {version}, and this Paceline reads format {_FORMAT}; "
-            "use the version of Paceline that wrote it"
-        )
-    whole = _HEADER_BYTES + length
-    if size != whole:
-        wrong = "is cut short" if size < whole else "is too long"
-        raise CheckpointError(f"{path} {wrong}: {size:,} of {whole:,} bytes; use an earlier checkpoint")
-    return int(length)
-
-
 def _ranked(folder: Path) -> list[tuple[Path, int | None]]:
     """The checkpoints of a folder with their serial numbers, newest first.
 
@@ -326,26 +205,13 @@ def _ranked(folder: Path) -> list[tuple[Path, int | None]]:
     if not folder.is_dir():
         return []
     steps = {file: int(match[1]) for file in folder.iterdir() if (match := _NAME.fullmatch(file.name))}
-    serials = {file: _serial(file) for file in steps}
+    serials = {file: serial_of(file) for file in steps}
 
     def age(file: Path) -> tuple[bool, int, int]:
         serial = serials[file]
         return serial is None, serial or 0, steps[file]
 
     return [(file, serials[file]) for file in sorted(steps, key=age, reverse=True)]
-
-
-def _serial(path: Path) -> int | None:
-    try:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD.size)
-    except OSError:
-        return None
-    if len(head) < _HEAD.size or not head.startswith(_MARK):
-        return None
-    serial = int(_HEAD.unpack(head)[2])
-    # No run writes that many: the byte is damaged, and the next number must still fit.
-    return serial if serial < 2**62 else None
 
 
 def _name(step: int) -> str:
@@ -365,10 +231,6 @@ def _alive(pid: int) -> bool:
 def _check_whole(name: str, value: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise SettingError(f"{name} ({value!r}) is not a whole number of at least 1; give one, as in {name}=5")
-
-
-def _reason(error: OSError) -> str:
-    return f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, type(error).__name__)})"
 
 
 def _remedy(error: OSError) -> str:

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim import lr_scheduler as schedulers
 
-from paceline import checkpoint
+from paceline import checkpoint_file
 from paceline.checkpoint import Checkpoint, clean, find, load_newest, parse, read, write
 from paceline.errors import CheckpointError, SettingError
 
@@ -458,7 +458,7 @@ def test_an_interrupt_while_writing_arrives_as_itself(tmp_path: Path, monkeypatc
     def interrupted(path: Path, mode: str) -> Any:
         return Interrupted(io.FileIO(path, mode)) if mode == "xb" else open(path, mode)
 
-    monkeypatch.setattr(checkpoint, "open", interrupted, raising=False)
+    monkeypatch.setattr(checkpoint_file, "open", interrupted, raising=False)
     with pytest.raises(KeyboardInterrupt):
         write(path, SMALL)
     assert parts(tmp_path) == []
