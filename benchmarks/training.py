@@ -121,6 +121,8 @@ def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str
                 last = run.batch.size(run.progress)
                 totals = {"steps": run.progress.step, "examples": run.progress.examples, "last_batch": last}
                 totals |= {"rounds": rounds, "bytes_sent": sent}
+                if isinstance(roles.lr, pl.lr.AdaScale):
+                    totals["worth"] = roles.lr.steps
                 quality = {name: value for name, value in task.evaluate(model).items() if math.isfinite(value)}
                 found = {**quality, "seconds": seconds, **totals, "to_target": looks.found, "diverged": diverged}
                 Path(file).write_text(json.dumps(found))
@@ -174,6 +176,7 @@ def compare(
         "lr": 0.05,
         "decay": 0.0,
         "seeds": 3,
+        "first": 0,
         "limit": 0,
         "target": 0.0,
         "look": 20_000,
@@ -182,6 +185,7 @@ def compare(
     told = {
         "model": "the task's first by default",
         "batch": "of all workers together",
+        "first": "the first seed: settings are chosen with others than those that are compared",
         "limit": "training examples to use; 0: all",
         "target": "accuracy whose cost is told; 0: none",
         "look": "examples between two looks at the accuracy",
@@ -198,7 +202,8 @@ def compare(
     if not options["bfloat16"]:
         del options["bfloat16"]  # so that trainings from before there was this option are found
     chosen = options.pop("methods") or list(usual or methods)
-    seeds, anew = range(options.pop("seeds")), options.pop("anew")
+    first, count, anew = options.pop("first"), options.pop("seeds"), options.pop("anew")
+    seeds = range(first, first + count)
     done = Done(f"{question}-{options['task']}", anew)
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in chosen}
     with tempfile.TemporaryDirectory() as folder:

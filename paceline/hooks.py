@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.errors import LoopError
+from paceline.lr.scales import Scales
+from paceline.rate import Factor, scales_of
 from paceline.step import Phase
 
 if TYPE_CHECKING:
@@ -17,15 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["OptimizerHooks"]
 
 
-class Scaled(NamedTuple):
-    """A parameter group whose learning rate is multiplied during a step."""
-
-    group: dict[str, Any]
-    rate: float | Tensor
-    given: float
-    factor: float
-
-
 class OptimizerHooks:
     """Before ``optimizer.step()``: the gradients must be ready; the learning-rate rule applies. After: synchronise."""
 
@@ -33,8 +25,9 @@ class OptimizerHooks:
         self._run, self._loop = run, loop
         optimizer = run.optimizer
         self._parameters = _count(optimizer)
-        self._scaled: list[Scaled] = []
-        first = optimizer.register_step_post_hook(self._unscale)
+        self._scales = scales_of(run.lr, optimizer)
+        self._factor = Factor(optimizer, self._scales)
+        first = optimizer.register_step_post_hook(lambda *_: self._factor.take_back())
         # Before those that were there already: a scheduler in one of them works on the user's rate.
         hooks = first.hooks_dict_ref()
         assert hooks is not None
@@ -67,33 +60,11 @@ class OptimizerHooks:
             )
         if _count(optimizer) != self._parameters:
             self._refuse_strangers(optimizer)
-        self._unscale(optimizer)  # where the step before has failed
+        self._factor.take_back()  # where the step before has failed
         factor = self._run.lr.factor(self._run.progress, self._loop.batch_of(step))
-        self._run.replica.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0)) * factor
-        if factor != 1.0:
-            self._scale(optimizer, factor)
-
-    def _scale(self, optimizer: Optimizer, factor: float) -> None:
-        if any("lr" not in group for group in optimizer.param_groups):
-            raise LoopError(
-                f"{type(optimizer).__name__} has no learning rate that a rule could multiply; use lr.Constant()"
-            )
-        for group in optimizer.param_groups:
-            rate = group["lr"]
-            group["lr"] = rate * factor
-            self._scaled.append(Scaled(group, rate, float(group["lr"]), factor))
-
-    def _unscale(self, optimizer: Optimizer, *_: Any) -> None:
-        """Give the rates back. What the optimizer has made of its rate in the step stays, without our factor."""
-        scaled, self._scaled = self._scaled, []
-        for group, rate, given, factor in scaled:
-            now, group["lr"] = float(group["lr"]), rate
-            if now == given:
-                continue
-            if isinstance(rate, Tensor):
-                rate.fill_(now / factor)
-            else:
-                group["lr"] = now / factor
+        rate = float(optimizer.param_groups[0].get("lr", 0.0))
+        self._run.replica.learning_rate = rate * factor if self._scales is Scales.RATE else rate
+        self._factor.apply(factor, step)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = self._loop.current

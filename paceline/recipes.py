@@ -13,7 +13,7 @@ from paceline.balance import BySpeed
 from paceline.batch import Fixed, NormTest
 from paceline.codec import Identity, Lattice, Uniform8
 from paceline.gossip import Graph, Ring
-from paceline.lr import AdaScale, Constant
+from paceline.lr import AdaScale, Constant, Scales
 from paceline.optim import AdaGradNorm
 from paceline.order import PairBalance
 from paceline.roles import Balance, Batch, LearningRate, Order, Sync
@@ -154,13 +154,12 @@ def adadagrad(
 ) -> Adaptive:
     """AdAdaGrad (Lau, Liu and Kolar 2024): AdaGrad whose batch follows the norm test.
 
-    The learning rate follows the batch by the root of AdaScale's gain, with ``lr`` for the batch ``start``: without a
-    rule, few large steps get nowhere, and with the gain itself they go too far, since each coordinate's step already
-    grows when its noise becomes less. ``follow=False`` leaves it as it is, and decides from one step alone, as
-    published.
+    The gradient is multiplied by AdaScale's gain, with ``lr`` for the batch ``start``: without a rule, few large steps
+    get nowhere, and with the learning rate multiplied they go too far, since the sums of squares grow by a step what
+    they should by many. ``follow=False`` leaves both as they are, and decides from one step alone, as published.
     """
     optimizer = torch.optim.Adagrad(parameters, lr=lr, weight_decay=weight_decay)
-    return Adaptive(optimizer, *_rules(start, limit, eta, follow, power=0.5))
+    return Adaptive(optimizer, *_rules(start, limit, eta, follow))
 
 
 def adadagrad_norm(
@@ -174,7 +173,7 @@ def adadagrad_norm(
     initial: float = 0.0,
     weight_decay: float = 0.0,
 ) -> Adaptive:
-    """AdAdaGradNorm (same paper): as :func:`adadagrad`, with one step size for all coordinates, and the gain itself."""
+    """AdAdaGradNorm (same paper): as :func:`adadagrad`, with one step size for all coordinates."""
     optimizer = AdaGradNorm(parameters, lr=lr, initial=initial, weight_decay=weight_decay)
     return Adaptive(optimizer, *_rules(start, limit, eta, follow))
 
@@ -188,7 +187,7 @@ def ad_psgd(graph: Graph = Ring()) -> Gossip:  # noqa: B008 (it is immutable)
     return Gossip(1, graph=graph, codec=Identity())
 
 
-def _rules(start: int, limit: int, eta: float, follow: bool, power: float = 1.0) -> tuple[NormTest, LearningRate]:
+def _rules(start: int, limit: int, eta: float, follow: bool) -> tuple[NormTest, LearningRate]:
     if not follow:
         return NormTest.as_published(start=start, limit=limit, eta=eta), Constant()
-    return NormTest(start=start, limit=limit, eta=eta), AdaScale(base=start, power=power)
+    return NormTest(start=start, limit=limit, eta=eta), AdaScale(base=start, scales=Scales.GRADIENT)

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
+import torch
+
 from paceline.errors import SettingError
 from paceline.probe import Example, Probe
 from paceline.probe.units import Unit
+from paceline.rate import scales_of
 from paceline.records import Plan
 from paceline.roles import Asker, Balance, Need, Observer
 
@@ -60,11 +63,14 @@ class Choosy(Protocol):
         """Raise an error for what it cannot be combined with; ``always`` is that of the probe."""
 
 
-def check_roles(roles: dict[str, object], probe: Probe | None, local_data: bool) -> None:
+def check_roles(
+    roles: dict[str, object], optimizer: torch.optim.Optimizer, probe: Probe | None, local_data: bool
+) -> None:
     """Refuse a class without its parentheses, what has not the methods of the role, and what does not go together."""
     for name, role in roles.items():
         method, example = METHODS[name]
         check_object(name, role, method, f"pl.{example}")
+    scales_of(roles["lr"], optimizer)
     always = probe is not None and probe.always
     choosy = [role for role in roles.values() if isinstance(role, Choosy) and callable(role.refuse)]
     for role in choosy:

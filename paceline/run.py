@@ -109,7 +109,7 @@ class Run:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
         self.batch, self.probe = as_policy(batch), probe or Probe()
-        check_roles(self.roles(), probe, local_data)
+        check_roles(self.roles(), optimizer, probe, local_data)
         self.stateful, self.checkpoint = dict(stateful or {}), checkpoint
         self.micro, self.local_data, self.seed, self.length = micro, local_data, seed, length
         self._closed = False

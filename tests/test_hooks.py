@@ -1,4 +1,4 @@
-"""The learning-rate rule multiplies the user's rate during a step, and leaves nothing behind."""
+"""The learning-rate rule multiplies the user's rate, or the gradient, during a step, and leaves no setting changed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adagrad, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 from torch.utils.data import TensorDataset
 
 import paceline as pl
+from paceline.lr import Scales
+from paceline.optim import AdaGradNorm
+from paceline.records import Progress
 from paceline.roles import LearningRate
 
 BATCH = 8
@@ -85,3 +88,71 @@ def test_a_step_that_fails_and_is_done_again_has_the_factor_once() -> None:
     optimizer.fails = True
     assert applied(optimizer, model, pl.lr.Linear(4), steps=1) == [2.0, 2.0]
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+class Threefold:
+    """Multiplies the gradient by three."""
+
+    scales = Scales.GRADIENT
+
+    def factor(self, progress: Progress, batch: int) -> float:
+        return 3.0
+
+
+def trained(make: Callable[[Iterable[Tensor]], Optimizer], rule: LearningRate, by_hand: float) -> nn.Module:
+    """After three steps; ``by_hand``, what the user multiplies gradients by."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = make(model.parameters())
+    with pl.Run(model, optimizer, DATA, batch=BATCH, lr=rule) as run:
+        for step in run.steps(steps=3):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= by_hand
+            optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("make", [Adagrad, AdaGradNorm, SGD])
+def test_a_rule_for_gradients_multiplies_them_and_weight_decay(make: type[Optimizer]) -> None:
+    given: list[Optimizer] = []
+
+    def ours(parameters: Iterable[Tensor]) -> Optimizer:
+        given.append(make(parameters, lr=0.1, weight_decay=0.1))  # type: ignore[call-arg]
+        return given[0]
+
+    found = trained(ours, Threefold(), 1.0)
+    assert given[0].param_groups[0]["weight_decay"] == 0.1
+    assert given[0].param_groups[0]["lr"] == 0.1
+    expected = trained(lambda ps: make(ps, lr=0.1, weight_decay=0.3), pl.lr.Constant(), 3.0)  # type: ignore[call-arg]
+    for mine, other in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def test_gradients_of_a_step_that_fails_and_is_done_again_have_the_factor_once() -> None:
+    def failing(parameters: Iterable[Tensor]) -> Halving:
+        optimizer = Halving(parameters, lr=0.1)
+        optimizer.fails = True
+        return optimizer
+
+    def once(rule: LearningRate, make: Callable[[Iterable[Tensor]], Halving]) -> nn.Linear:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        applied(make(model.parameters()), model, rule)
+        return model
+
+    first, again = once(Threefold(), lambda ps: Halving(ps, lr=0.1)), once(Threefold(), failing)
+    torch.testing.assert_close(first.weight, again.weight, rtol=0, atol=0)
+    plain = once(pl.lr.Constant(), lambda ps: Halving(ps, lr=0.1))
+    assert not torch.equal(first.weight, plain.weight)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_optimizers_that_divide_by_the_gradient_are_refused(make: type[Optimizer]) -> None:
+    model = nn.Linear(3, 2)
+    rule = pl.lr.AdaScale(base=4, scales=Scales.GRADIENT)
+    with pytest.raises(pl.SettingError, match=rf"by which {make.__name__} divides.*Scales.RATE"):
+        pl.Run(model, make(model.parameters()), DATA, batch=BATCH, lr=rule, micro=2)  # type: ignore[call-arg]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from paceline.batch.fixed import check_size
 from paceline.errors import SettingError
+from paceline.lr.scales import Scales
 from paceline.probe.moving import Moments
 from paceline.records import Progress, Round
 from paceline.roles import Need
@@ -30,7 +31,11 @@ def gain(variance: float, signal: float, base: float, batch: float) -> float:
 
 @dataclass
 class AdaScale:
-    """Multiplies the learning rate, which was chosen for the batch ``base``, by the gain of the present batch.
+    """Multiplies the learning rate, or the gradient, by the gain of the present batch over the batch ``base``.
+
+    The optimizer's settings are those for ``base``. A gradient times its gain r has r times the squared length that
+    those of ``base`` have, in the mean. So where the gradient is what is multiplied, an optimizer that adds up squares,
+    as AdaGrad does, has the sums of r steps after one.
 
     Gains add up to :attr:`steps`, the number of steps of batch ``base`` that the training is worth so far: schedules
     belong to that count (:class:`~paceline.lr.Pace`). Momentum stays as it is. The estimates of the step before are
@@ -40,11 +45,13 @@ class AdaScale:
         base: the batch that the learning rate is for.
         smoothing: of the moving averages; None for the paper's 1 - S / 1000, and at least 0.
         power: what the gain is raised to; 0.5 is in use for Adam, of which the paper says nothing.
+        scales: what is multiplied: the rate, as in the paper, or the gradient, for AdaGrad and ``optim.AdaGradNorm``.
     """
 
     base: int
     smoothing: float | None = None
     power: float = 1.0
+    scales: Scales = Scales.RATE
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.VARIANCE})
 
@@ -59,6 +66,8 @@ class AdaScale:
             raise SettingError(f"AdaScale: smoothing ({self.smoothing}) must be at least 0 and below 1")
         if not 0 < self.power <= 1:
             raise SettingError(f"AdaScale: power ({self.power}) must be above 0 and at most 1")
+        if not isinstance(self.scales, Scales):
+            raise SettingError(f"AdaScale: scales ({self.scales!r}) must be lr.Scales.RATE or lr.Scales.GRADIENT")
 
     def due(self, progress: Progress) -> bool:
         """It learns from every step."""

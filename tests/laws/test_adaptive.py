@@ -671,11 +671,11 @@ def test_sizes_of_a_checkpoint_become_multiples_within_the_limit() -> None:
     assert three.sizes == [64, 64, 64]  # a mean of 56
 
 
-def test_the_rate_of_adagrad_follows_the_root_of_the_gain() -> None:
+def test_recipes_for_adagrad_multiply_the_gradient_by_the_gain() -> None:
     settings: dict[str, Any] = {"lr": 0.1, "start": 32, "limit": 64, "eta": 0.7}
     weights = [torch.zeros(1, requires_grad=True)]
     rules = [make(weights, **settings).lr for make in (pl.recipes.adadagrad, pl.recipes.adadagrad_norm)]
-    assert rules == [pl.lr.AdaScale(base=32, power=0.5), pl.lr.AdaScale(base=32)]
+    assert rules == 2 * [pl.lr.AdaScale(base=32, scales=pl.lr.Scales.GRADIENT)]
 
 
 def stats_with(thaw: bool, spare: bool, given: bool = False) -> tuple[float, float]:

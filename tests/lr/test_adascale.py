@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import paceline as pl
 from paceline.lr import AdaScale, Linear, Pace, SquareRoot, gain
+from paceline.optim import AdaGradNorm
 from paceline.records import GradientStats, Note, Plan, Progress, Round
 
 positive = st.floats(1e-6, 1e6)
@@ -41,6 +42,32 @@ def test_the_gain_is_the_papers_quotient_of_means() -> None:
     one, other = small.square().sum(2).mean(), small.mean(1).square().sum(1).mean()
     # 32,000 vectors of 30 numbers: a mean of squares is good to sqrt(2 / 960,000) = 0.15 %.
     assert gain(variance, float(truth @ truth), base, base * scale) == pytest.approx(float(one / other), rel=0.01)
+
+
+def test_gradients_times_the_gain_leave_adagrad_with_the_sums_and_the_way_of_so_many_small_steps() -> None:
+    # Gradients that do not depend on the place: what both add up and how far both go is known. 8,000 small steps.
+    scale, base, variance, steps = 8, 16, 50.0, 8000
+    generator = torch.Generator().manual_seed(1)
+    truth = torch.randn(30, generator=generator, dtype=torch.float64)
+
+    def go(batch: int, count: int, factor: float) -> tuple[float, Tensor]:
+        place = nn.Parameter(torch.zeros(30, dtype=torch.float64))
+        # So large a first sum that the rate hardly changes: the same part of it is added by both.
+        optimizer = AdaGradNorm([place], lr=1.0, initial=1e9)
+        deviation = math.sqrt(variance / batch / 30)
+        for _ in range(count):
+            noise = torch.randn(30, generator=generator, dtype=torch.float64)
+            place.grad = factor * (truth + deviation * noise)
+            optimizer.step()
+        return float(optimizer.state[place]["sum"]) - 1e9, place.detach()
+
+    worth = gain(variance, float(truth @ truth), base, base * scale)
+    sums, way = go(base, steps, 1.0)
+    fewer_sums, fewer_way = go(base * scale, round(steps / worth), worth)
+    assert worth > 1.05
+    # 8,000 squares of 30 numbers, some with cross terms: good to 0.5 %; the number of steps is rounded by 0.02 %.
+    assert fewer_sums == pytest.approx(sums, rel=0.02)
+    assert float((fewer_way - way).norm() / way.norm()) < 0.02
 
 
 def a_round(batch: int, variance: float, signal: float, step: int, steps: int = 1) -> Round:
@@ -150,6 +177,7 @@ def test_a_count_may_pass_the_end_of_a_schedule() -> None:
         (lambda: AdaScale(base=0), "at least 1"),
         (lambda: AdaScale(base=8, smoothing=1.0), "below 1"),
         (lambda: AdaScale(base=8, power=2.0), "at most 1"),
+        (lambda: AdaScale(base=8, scales="gradient"), "must be lr.Scales.RATE or"),  # type: ignore[arg-type]
         (lambda: Linear(-1), "at least 1"),
         (lambda: Pace("cosine", lambda: 0.0), "not one of torch's schedulers"),  # type: ignore[arg-type]
         (lambda: Pace(plateau(), lambda: 0.0), "ReduceLROnPlateau is not one of .* that take no metric"),
