@@ -119,7 +119,11 @@ def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str
         with contextlib.nullcontext() if diverged else run.consensus():
             if run.fleet.rank == 0:
                 last = run.batch.size(run.progress)
-                totals = {"steps": run.progress.step, "examples": run.progress.examples, "last_batch": last}
+                totals: dict[str, float] = {
+                    "steps": run.progress.step,
+                    "examples": run.progress.examples,
+                    "last_batch": last,
+                }
                 totals |= {"rounds": rounds, "bytes_sent": sent}
                 if isinstance(roles.lr, pl.lr.AdaScale):
                     totals["worth"] = roles.lr.steps
