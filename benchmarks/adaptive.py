@@ -18,7 +18,7 @@ import paceline as pl
 from benchmarks.training import Roles, compare, momentum
 from paceline.lr import Scales
 
-START, LIMIT = 32, 4096
+START = 32
 MICRO = 128  # of one worker: larger shares are done in pieces
 
 Optimizers = Callable[[dict[str, Any], nn.Module], torch.optim.Optimizer]
@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Optimizers] = {
     "AdaGrad": lambda options, model: torch.optim.Adagrad(model.parameters(), lr=options["adagrad"]),
     "AdaGradNorm": lambda options, model: pl.optim.AdaGradNorm(model.parameters(), lr=options["norm"]),
 }
-SETTINGS: dict[str, Any] = {"lr": 0.02, "adagrad": 0.16, "norm": 8.0, "eta": 0.7}
+SETTINGS: dict[str, Any] = {"lr": 0.02, "adagrad": 0.16, "norm": 8.0, "eta": 0.7, "largest": 4096}
 FIXED = [32, 128, 512, 2048, 4096]
 METHODS = [f"{name}, {what}" for name in OPTIMIZERS for what in ("fixed 32", "adaptive", "published")]
 METHODS += [f"{name}, fixed {size}" for size in FIXED[1:] for name in OPTIMIZERS]
@@ -42,13 +42,15 @@ def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
     name, _, what = method.partition(", ")
     optimizer = OPTIMIZERS[name](options, model)
     if what in ("adaptive", "rate", "root"):
-        policy = pl.batch.NormTest(start=START, limit=LIMIT, eta=options["eta"])
+        policy = pl.batch.NormTest(start=START, limit=options["largest"], eta=options["eta"])
         power = 0.5 if what == "root" else 1.0
         scales = Scales.GRADIENT if what == "adaptive" and name != "SGD" else Scales.RATE
         return Roles(optimizer, policy, lr=pl.lr.AdaScale(base=START, power=power, scales=scales), micro=MICRO)
     if what == "published":
         return Roles(
-            optimizer, pl.batch.NormTest.as_published(start=START, limit=LIMIT, eta=options["eta"]), micro=MICRO
+            optimizer,
+            pl.batch.NormTest.as_published(start=START, limit=options["largest"], eta=options["eta"]),
+            micro=MICRO,
         )
     kind, _, size = what.partition(" ")
     rule = pl.lr.AdaScale(base=START) if kind == "gain" else pl.lr.Constant()
