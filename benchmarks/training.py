@@ -113,8 +113,10 @@ def train(make: Make, method: str, options: dict[str, Any], seed: int, file: str
                             looks.found = {"rounds": rounds, "bytes": sent, "examples": run.progress.examples}
                 if roles.worth and worth() >= total:
                     break
-        except pl.NonFiniteLoss:  # a result: so far this method came
-            diverged = True
+        except (pl.NonFiniteLoss, pl.WorkerLost) as error:  # each worker may have a loss of its own
+            if pl.NonFiniteLoss.__name__ not in f"{type(error).__name__} {error}":
+                raise
+            diverged = True  # a result: so far this method came
         seconds = time.perf_counter() - began
         with contextlib.nullcontext() if diverged else run.consensus():
             if run.fleet.rank == 0:

@@ -20,7 +20,7 @@ from paceline.plain import a
 
 __all__ = ["parse", "read", "reason", "serial_of", "write_whole"]
 
-_FORMAT = 1
+_FORMAT = 2
 # The line ends make a transfer in text mode visible, as in PNG.
 _MARK = b"paceline-ckpt\r\n\x00"
 _HEAD = struct.Struct("<16sQQQ")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from paceline.errors import LoopError
-from paceline.lr.scales import Scales
 from paceline.rate import Factor, scales_of
 from paceline.step import Phase
 
@@ -25,9 +24,8 @@ class OptimizerHooks:
         self._run, self._loop = run, loop
         optimizer = run.optimizer
         self._parameters = _count(optimizer)
-        self._scales = scales_of(run.lr, optimizer)
-        self._factor = Factor(optimizer, self._scales)
-        first = optimizer.register_step_post_hook(lambda *_: self._factor.take_back())
+        self._factor = Factor(optimizer, scales_of(run.lr, optimizer))
+        first = optimizer.register_step_post_hook(lambda *_: self._factor.take_back(stepped=True))
         # Before those that were there already: a scheduler in one of them works on the user's rate.
         hooks = first.hooks_dict_ref()
         assert hooks is not None
@@ -40,8 +38,13 @@ class OptimizerHooks:
 
     def remove(self) -> None:
         """Give the optimizer back as it was."""
+        self.settle()
         for handle in self._handles:
             handle.remove()
+
+    def settle(self) -> None:
+        """If the optimizer has failed in a step, and somebody has caught that: its settings are the user's again."""
+        self._factor.take_back(stepped=False)
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = self._loop.current
@@ -60,11 +63,10 @@ class OptimizerHooks:
             )
         if _count(optimizer) != self._parameters:
             self._refuse_strangers(optimizer)
-        self._factor.take_back()  # where the step before has failed
+        self.settle()
         factor = self._run.lr.factor(self._run.progress, self._loop.batch_of(step))
-        rate = float(optimizer.param_groups[0].get("lr", 0.0))
-        self._run.replica.learning_rate = rate * factor if self._scales is Scales.RATE else rate
-        self._factor.apply(factor, step)
+        self._run.replica.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0)) * factor
+        self._factor.apply(factor)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         step = self._loop.current

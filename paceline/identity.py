@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.compiled import has_numba
+from paceline.role_check import asking
+from paceline.roles import Need
+
 if TYPE_CHECKING:
     from paceline.run import Run
 
 __all__ = ["__version__", "identity", "versions"]
 
 __version__ = "0.1.0"
+
+STATISTICS = frozenset(Need) - {Need.UNITS}
+"""What all workers decide by."""
 
 
 def versions() -> dict[str, str]:
@@ -27,10 +34,14 @@ def identity(run: Run) -> dict[str, str]:
     length = {} if run.local_data else {"dataset length": run.length}
     settings = {**length, **run.roles(), "seed": run.seed, "micro": run.micro, "local_data": run.local_data}
     settings["probe"] = run.probe
+    decides = run.probe.always or asking(run.roles(), STATISTICS)
+    # Sums in another order differ by a bit, and all must decide alike by them.
+    way = {"way to take norms": "numba" if has_numba() else "torch, without numba"} if decides else {}
     return {
         "model": run.replica.shape(),
         "optimizer": f"{type(run.optimizer).__name__} {groups}",
         **{name: _without_addresses(value) for name, value in settings.items()},
+        **way,
         **versions(),
     }
 

@@ -43,6 +43,7 @@ class Loop:
         self._run = run
         self.cursor = Cursor(Progress(), (0,) * len(run.lengths))
         self._after = self.cursor
+        self._last: Plan | None = None
         self.current: Step | None = None
         """The step that the user's loop is in."""
         self.stop_wanted = False
@@ -181,6 +182,7 @@ class Loop:
             return
         if step.phase in (Phase.NEW, Phase.OPEN):
             raise step.left_early()
+        self.hooks.settle()
         if step.phase is Phase.READY and self._run.scaler is None and not self._warned:
             self._warned = True
             warnings.warn(f"optimizer.step() was not called in step {step.index}: nothing was learnt", stacklevel=3)
@@ -194,6 +196,7 @@ class Loop:
         if self.cursor.progress.step != step.index:
             return
         self.lessons.see(step.fragments)
+        self._last = step.plan
         if self.hand is not None:
             self._advance_apart(step, self.hand)
             return
@@ -320,7 +323,8 @@ class Loop:
             meeting = run.sync.leave(plan)
             compare_plans(meeting.notes, plan.step)
             behind = round(max(note.steps for note in meeting.notes) - meeting.notes[run.fleet.rank].steps)
-            if not apart:  # what the others have done is done
+            if not apart:  # what the others have done is done; who is the furthest has done the last of it
+                plan = self._last or plan
                 for plan in islice(self._foresee(self.cursor, goal), behind):
                     self.cursor = advance(self.cursor, plan, run.lengths)
                     if self._counter is not None:

@@ -13,21 +13,30 @@ from paceline.lr.scales import Scales, Scaling
 
 __all__ = ["Factor", "scales_of"]
 
-# These divide by a moving average of past gradients, or look at signs alone.
-INDIFFERENT = (
-    torch.optim.Adadelta,
-    torch.optim.Adam,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
+# Gradients multiplied by a number give the same steps: these divide by them, or look at signs or directions alone.
+INDIFFERENT = tuple(
+    kind
+    for name in (
+        "Adadelta",
+        "Adafactor",
+        "Adam",
+        "Adamax",
+        "Muon",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SparseAdam",
+    )
+    if (kind := getattr(torch.optim, name, None)) is not None  # some are newer than the oldest torch that we support
 )
 
 
 def scales_of(rule: object, optimizer: Optimizer) -> Scales:
     """What the rule's factor multiplies: the learning rate, where it does not say."""
     found = rule.scales if isinstance(rule, Scaling) else Scales.RATE
+    if not isinstance(found, Scales):
+        raise SettingError(f"lr={rule!r}: scales ({found!r}) must be lr.Scales.RATE or lr.Scales.GRADIENT")
     if found is Scales.GRADIENT and isinstance(optimizer, INDIFFERENT):
         raise SettingError(
             f"lr={rule!r} scales the gradient, by which {type(optimizer).__name__} divides: it would have no effect; "
@@ -51,34 +60,37 @@ class Factor:
     def __init__(self, optimizer: Optimizer, scales: Scales) -> None:
         self._optimizer, self._scales = optimizer, scales
         self._settings: list[Setting] = []
+        self._gradients: list[tuple[Tensor, Tensor]] = []
         self._factor = 1.0
-        self._scaled_in: object = None
 
-    def apply(self, factor: float, step: object) -> None:
-        """Before the optimizer steps. Called again in the same ``step``, it takes the gradients for scaled."""
+    def apply(self, factor: float) -> None:
+        """Before the optimizer steps."""
         self._factor = factor
         if factor == 1.0:
             return
         if self._scales is Scales.RATE:
             self._multiply("lr")
-            return
-        self._multiply("weight_decay")
-        if step is not self._scaled_in:
-            self._scaled_in = step
-            groups = self._optimizer.param_groups
-            gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-            torch._foreach_mul_(gradients, factor)
+        else:
+            self._multiply("weight_decay")
+            self._multiply_gradients()
 
-    def take_back(self) -> None:
-        """After it. What the optimizer has made of a setting in the step stays, without our factor."""
+    def take_back(self, stepped: bool) -> None:
+        """After it. What the optimizer has made of a setting in a step stays, without our factor.
+
+        Where it has not come to the end of its step, a setting that changed was set by somebody else, and stays so.
+        """
+        gradients, self._gradients = self._gradients, []
+        for parameter, gradient in gradients:
+            if parameter.grad is not None:  # the optimizer, or somebody after it, may have taken it away
+                parameter.grad = gradient
         settings, self._settings = self._settings, []
         for group, name, given, used in settings:
-            now, group[name] = float(group[name]), given
+            now = float(group[name])
             if now == used:
-                continue
-            if isinstance(given, Tensor):
-                given.fill_(now / self._factor)
-            else:
+                group[name] = given
+            elif stepped and isinstance(given, Tensor):
+                group[name] = given.fill_(now / self._factor)
+            elif stepped:
                 group[name] = now / self._factor
 
     def _multiply(self, name: str) -> None:
@@ -92,3 +104,12 @@ class Factor:
                 given = group[name]
                 group[name] = given * self._factor
                 self._settings.append(Setting(group, name, given, float(group[name])))
+
+    def _multiply_gradients(self) -> None:
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not parameters:  # a worker that has no examples in this step
+            return
+        own = [p.grad for p in parameters]
+        self._gradients = list(zip(parameters, own, strict=True))
+        for parameter, gradient in zip(parameters, torch._foreach_mul(own, self._factor), strict=True):
+            parameter.grad = gradient

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class Replica:
         _check_kinds(model, optimizer)
         self.optimizer = optimizer
         self.learning_rate = float(optimizer.param_groups[0].get("lr", 0.0))
-        """That of the first parameter group in the last step, with the factor of the rule for it."""
+        """That of the first parameter group in the last step, with the rule's factor, whatever that multiplies."""
         self.ddp = model if isinstance(model, DistributedDataParallel) else None
         self.module: nn.Module = self.ddp.module if self.ddp else model
         named = {id(p): (name, p) for name, p in self.module.named_parameters()}
@@ -124,10 +125,35 @@ class Replica:
         """The buffers, with names."""
         return [(name, buffer) for name, owner, key in self._slots if (buffer := owner._buffers[key]) is not None]
 
+    def counters(self) -> dict[str, Tensor]:
+        """The buffers that are not floating point, by name."""
+        return {name: buffer for name, buffer in self.buffers() if not buffer.is_floating_point()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take a state of the module; buffers that have another shape there (caches) are made anew."""
+        for name, owner, key in self._slots:
+            own, saved = owner._buffers[key], state.get(name)
+            if own is not None and isinstance(saved, Tensor) and saved.shape != own.shape:
+                owner._buffers[key] = own.new_empty(saved.shape)
+        self.module.load_state_dict(state)
+
+    def load_counters(self, values: Sequence[Tensor]) -> None:
+        """Take the values of the buffers that are not floating point, also of those that are in no state dict."""
+        slots = [(owner, key, own) for _, owner, key in self._slots if (own := owner._buffers[key]) is not None]
+        counters = [(owner, key, own) for owner, key, own in slots if not own.is_floating_point()]
+        for (owner, key, own), value in zip(counters, values, strict=True):
+            if own.shape == value.shape:
+                own.copy_(value)
+            else:
+                owner._buffers[key] = value.to(own.device, copy=True)
+
     def shape(self) -> str:
-        """A digest of names, shapes and kinds of all tensors: equal on all workers, or they train different models."""
-        tensors = [*self._all, *self.buffers()]
-        text = ";".join(f"{name}:{tuple(t.shape)}:{t.dtype}" for name, t in tensors)
+        """A digest of names, shapes and kinds of all tensors: equal on all workers, or they train different models.
+
+        Shapes of buffers do not count: those of caches change.
+        """
+        forms = [f"{name}:{tuple(t.shape)}:{t.dtype}" for name, t in self._all]
+        text = ";".join([*forms, *(f"{name}:{t.dtype}" for name, t in self.buffers())])
         numbers = sum(p.numel() for _, p in self._all)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return f"{numbers:,} parameters in {len(self._all)} tensors, digest {digest}"

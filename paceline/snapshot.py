@@ -106,6 +106,7 @@ def take(run: Run) -> dict[str, Any]:
         "cursor": msgspec.to_builtins(run.cursor),
         "lengths": run.lengths,
         "model": run.replica.module.state_dict(),
+        "trained": run.replica.places(map(id, run.replica.parameters)),
         "extra_parameters": {name: p.detach() for name, p in run.replica.extra},
         "optimizer_kind": type(run.optimizer).__name__,
         "optimizer": run.optimizer.state_dict(),
@@ -121,7 +122,7 @@ def restore(run: Run, tree: Mapping[str, Any]) -> Cursor:
     cursor = msgspec.convert(tree["cursor"], Cursor)
     _check(run, tree, cursor)
     try:
-        run.replica.module.load_state_dict(tree["model"])
+        run.replica.load(tree["model"])
         run.optimizer.load_state_dict(tree["optimizer"])
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"the checkpoint is of another model or optimizer: {error}") from error
@@ -187,6 +188,13 @@ def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
                 f"the checkpoint was made with {name}={saved['kind']}, whose state means nothing to {_kind(role)}; "
                 "resume with the same role"
             )
+    trained = run.replica.places(map(id, run.replica.parameters))
+    if getattr(run.sync, "counts_changes", False) and tree["trained"] != trained:
+        raise CheckpointError(
+            f"{len(tree['trained'])} parameters were trained when the checkpoint was made, and {len(trained)}, or "
+            f"others, are now; {run.sync!r} counts the change of each of them since then: resume with the same, or "
+            "begin a new run with the checkpoint's model"
+        )
     groups = [len(group["params"]) for group in run.optimizer.param_groups]
     saved = [len(group["params"]) for group in tree["optimizer"]["param_groups"]]
     if tree["optimizer_kind"] != type(run.optimizer).__name__ or groups != saved:

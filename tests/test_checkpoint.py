@@ -376,8 +376,8 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(CheckpointError, match=r"a\.ckpt does not match its digest"):
         read(path)
-    path.write_bytes(whole[:16] + (2).to_bytes(8, "little") + whole[24:])
-    with pytest.raises(CheckpointError, match=r"format 2, and this Paceline reads format 1; use the version"):
+    path.write_bytes(whole[:16] + (3).to_bytes(8, "little") + whole[24:])
+    with pytest.raises(CheckpointError, match=r"format 3, and this Paceline reads format 2; use the version"):
         read(path)
     torch.save(SMALL, path)
     with pytest.raises(CheckpointError, match=r"a\.ckpt is not a Paceline checkpoint"):

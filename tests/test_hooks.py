@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -150,7 +152,64 @@ def test_gradients_of_a_step_that_fails_and_is_done_again_have_the_factor_once()
     assert not torch.equal(first.weight, plain.weight)
 
 
-@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_a_gradient_that_is_kept_has_the_factor_in_each_step_alone() -> None:
+    """Whoever adds gradients up over several steps adds up what the backward passes gave."""
+
+    def kept(rule: LearningRate) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = SGD(model.parameters(), lr=0.0)  # so that both have the same gradients
+        optimizer.zero_grad()
+        with pl.Run(model, optimizer, DATA, batch=BATCH, lr=rule) as run:
+            for step in run.steps(steps=3):
+                for x, y in step:
+                    step.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+        assert model.weight.grad is not None
+        return model.weight.grad
+
+    torch.testing.assert_close(kept(Threefold()), kept(pl.lr.Constant()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rule", [pl.lr.Linear(4), Threefold()])
+def test_a_step_that_fails_and_is_given_up_leaves_no_factor(rule: LearningRate) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = SGD(model.parameters(), lr=1.0, weight_decay=0.5)
+    scheduler = LambdaLR(optimizer, lambda at: 0.5**at)
+
+    def guard(*_: Any) -> None:
+        if step.index in (1, 4):  # in between, and at the end
+            raise ArithmeticError("this step")
+
+    rates = []
+    with pl.Run(model, optimizer, DATA, batch=BATCH, lr=rule) as run:
+        optimizer.register_step_pre_hook(guard)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"optimizer.step\(\) was not called in step 1")
+            for step in run.steps(steps=5):
+                optimizer.zero_grad()
+                for x, y in step:
+                    step.backward(F.cross_entropy(model(x), y))
+                with suppress(ArithmeticError):
+                    optimizer.step()
+                rates.append(run.replica.learning_rate)
+                scheduler.step()
+    factor = rule.factor(Progress(), BATCH)
+    assert rates == [factor * 0.5**at for at in range(5)]
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.5**5, 0.5)
+
+
+@pytest.mark.parametrize("scales", ["gradient", None, Scales])
+def test_what_a_rule_scales_is_checked(scales: object) -> None:
+    rule = Threefold()
+    rule.scales = scales  # type: ignore[assignment]
+    model = nn.Linear(3, 2)
+    with pytest.raises(pl.SettingError, match=r"scales .* must be lr.Scales.RATE or"):
+        pl.Run(model, SGD(model.parameters(), lr=0.1), DATA, batch=BATCH, lr=rule)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adafactor])
 def test_optimizers_that_divide_by_the_gradient_are_refused(make: type[Optimizer]) -> None:
     model = nn.Linear(3, 2)
     rule = pl.lr.AdaScale(base=4, scales=Scales.GRADIENT)

@@ -25,17 +25,18 @@ class Bounds:
     out: tuple[int, ...] = ()
     """Who gets nothing, unless the others have no room for the rest."""
 
-    @property
-    def floors(self) -> list[int]:
-        """For each worker, the smallest share in whole pieces."""
+    def floors(self, batch: int) -> list[int]:
+        """For each worker, the smallest share in whole pieces, as far as the batch has so many examples."""
         whole = math.ceil(self.least / self.multiple) * self.multiple
+        if self.least <= batch:
+            whole = min(whole, batch)
         return [min(whole, cap) for cap in self.caps]
 
     def best(self, batch: int, speeds: Sequence[Speed]) -> list[int]:
         """The shares with which all finish together."""
-        lower, upper = _without(self.out, self.floors), _without(self.out, self.caps)
+        lower, upper = _without(self.out, self.floors(batch)), _without(self.out, self.caps)
         if sum(upper) < batch:
-            lower, upper = self.floors, list(self.caps)
+            lower, upper = self.floors(batch), list(self.caps)
         if sum(lower) > batch:
             # Shares are whole, so that a smallest one of 1 needs nothing; and one of more than there is, is none.
             fits = 1 < self.least <= batch
@@ -46,7 +47,8 @@ class Bounds:
         """The best of those that are not too far from the present ones."""
         fewer, more = reach(present, change, self.multiple, batch)
         upper = _without(self.out, [min(cap, high) for cap, high in zip(self.caps, more, strict=True)])
-        lower = [min(max(floor, low, 0), high) for floor, low, high in zip(self.floors, fewer, upper, strict=True)]
+        floors = self.floors(batch)
+        lower = [min(max(floor, low, 0), high) for floor, low, high in zip(floors, fewer, upper, strict=True)]
         if not sum(lower) <= batch <= sum(upper):  # then some must change by more than they may
             return self.best(batch, speeds)
         return equal_finish(batch, speeds, lower, upper, self.multiple)

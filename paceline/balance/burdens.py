@@ -17,7 +17,7 @@ def burdens(batch: int, speeds: Sequence[Speed], bounds: Bounds) -> set[int]:
     Where smallest shares are 0, the solver leaves out by itself whoever is too slow for a single piece.
     """
     found: set[int] = set()
-    floors = bounds.floors
+    floors = bounds.floors(batch)
     while True:
         left = _without(found, bounds)
         shares = left.best(batch, speeds)

@@ -210,7 +210,7 @@ class BySpeed:
     def _decide(self, batch: int, speeds: list[Speed], present: list[int], band: float) -> None:
         """Whether other shares are worth it."""
         bounds, equal = self._bounds(batch, len(speeds)), [Speed(0.0, 1.0)] * len(speeds)
-        self._mind_least(batch, bounds.floors)
+        self._mind_least(batch, bounds.floors(batch))
         wanted = bounds.best(batch, speeds)
         now, then = makespan(speeds, present), makespan(speeds, wanted)
         even = makespan(speeds, bounds.best(batch, equal))
@@ -272,7 +272,7 @@ class BySpeed:
         found = burdens(batch, speeds, bounds)
         self._burdens = tuple(sorted(found))
         for rank in sorted(found - set(before)):
-            few, idle = max(bounds.floors[rank], 1), self.leave_out or not self.least
+            few, idle = max(bounds.floors(batch)[rank], 1), self.leave_out or not self.least
             self._remarks.append(told(rank, speeds[rank], few, idle))
 
     def _learn_limits(self, limits: list[int]) -> None:

@@ -11,7 +11,8 @@ __all__ = ["Scales", "Scaling"]
 class Scales(enum.Enum):
     """What the factor of a learning-rate rule multiplies in a step of the optimizer.
 
-    For SGD both are the same. They differ for optimizers that divide by the gradients of the past.
+    For plain SGD both are the same. They differ for optimizers that divide by the gradients of the past; with momentum,
+    while the factor changes.
     """
 
     RATE = "rate"

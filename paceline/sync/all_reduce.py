@@ -22,6 +22,7 @@ from paceline.replica import Replica
 from paceline.role_check import asking
 from paceline.roles import Codec, Need
 from paceline.sync.buffers import BufferAverage
+from paceline.sync.counters import share
 from paceline.sync.exchange import Exchange
 from paceline.sync.fitting import check_codec
 from paceline.sync.notes import NotesTable
@@ -191,9 +192,10 @@ class AllReduce:
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """The model is the same on all workers anyway; only buffers that are not averaged are made rank 0's."""
-        for name, buffer in self._replica.buffers():
-            if self._overlap is not None or not buffer.is_floating_point():
-                self._fleet.broadcast(buffer, f"rank 0's {name}")
+        if self._replica.buffered:
+            # Of a module wrapped in DDP nobody averages any.
+            own = self._replica.counters() if self._overlap is None else dict(self._replica.buffers())
+            share(self._fleet, own)
         yield
 
     def state_dict(self) -> dict[str, Any]:

@@ -144,6 +144,7 @@ class Gossip(LocalStep):
             self._fleet.disband()
             self._fleet = None
         self._rounds.enter(own)
+        self._tally.met()
         self._others = self.swarm.others_examples
         self.swarm.begin()
 

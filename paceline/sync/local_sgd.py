@@ -117,6 +117,11 @@ class LocalSGD(LocalStep):
         self._parts = []
 
     @property
+    def counts_changes(self) -> bool:
+        """Whether the change of each parameter is counted from where a round began, so that none may come or go."""
+        return self.outer is not None or not isinstance(self.codec, Identity)
+
+    @property
     def kind(self) -> str:
         """Whose state it can take over: the momentum of one outer optimizer is nothing to another."""
         name = type(self).__name__
@@ -237,7 +242,7 @@ class LocalSGD(LocalStep):
         return {
             "tally": self._tally.state_dict(),
             "trained": self._replica.places(self.merge.trained),
-            "counters": [buffer for _, buffer in self._replica.buffers() if not buffer.is_floating_point()],
+            "counters": list(self._replica.counters().values()),
             "scale": self._scale,
             "weight": self._weight,
             "model": module.state_dict() if differs else None,
@@ -252,10 +257,9 @@ class LocalSGD(LocalStep):
         self._tally.load_state_dict(state["tally"])
         self._scale, self._weight = state["scale"], state["weight"]
         if state["model"] is not None:
-            self._replica.module.load_state_dict(state["model"])
+            self._replica.load(state["model"])
             assign([p for _, p in self._replica.extra], state["extra"])
-        counters = [buffer for _, buffer in self._replica.buffers() if not buffer.is_floating_point()]
-        assign(counters, state["counters"])
+        self._replica.load_counters(state["counters"])
         self.merge.trained = set(map(id, self._replica.at(state["trained"])))
         self.merge.load_state_dict(state["merge"])
         self._statistics.load_state_dict(state["statistics"])

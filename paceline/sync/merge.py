@@ -21,6 +21,7 @@ from paceline.replica import Replica
 from paceline.roles import Codec
 from paceline.sync.average import Mean, WeightedAverage, assign
 from paceline.sync.buffers import BufferAverage
+from paceline.sync.counters import common, share
 from paceline.sync.flat import Rider
 from paceline.sync.notes import NotesTable
 from paceline.sync.optimizer_state import Average, OptimizerState, Slot
@@ -196,27 +197,13 @@ class Merge:
         """The floating-point buffers that have the same shape on all workers; others (caches) stay their own."""
         return self._common({name: buffer for name, buffer in self._replica.buffers() if buffer.is_floating_point()})
 
-    def _common(self, own: dict[str, Tensor]) -> list[Tensor]:
-        """Those of these buffers that have the same shape and type on all workers, which must all call it."""
-        if not self._replica.buffered or self._fleet.size == 1:
-            return list(own.values())
-        forms = {name: f"{list(buffer.shape)} of {buffer.dtype}" for name, buffer in own.items()}
-        blobs = self._fleet.gather(msgspec.json.encode(forms), "the shapes of the others' buffers")
-        found = [msgspec.json.decode(blob, type=dict[str, str]) for blob in blobs]
-        return [buffer for name, buffer in own.items() if all(each.get(name) == forms[name] for each in found)]
-
-    @torch.no_grad()
     def share_counters(self) -> None:
         """Make the buffers that are not floating point rank 0's, where all have the same: all workers must call it."""
-        own = {name: buffer for name, buffer in self._replica.buffers() if not buffer.is_floating_point()}
-        counters = self._common(own)
-        if not counters or self._fleet.size == 1:
-            return
-        raw = [each.contiguous().view(-1).view(torch.uint8) for each in counters]
-        flat = torch.cat(raw).to(self._fleet.device)
-        self._fleet.broadcast(flat, "rank 0's counters")
-        for counter, part in zip(counters, torch.split(flat, [each.numel() for each in raw]), strict=True):
-            counter.copy_(part.to(counter.device, copy=True).view(counter.dtype).view(counter.shape))
+        if self._replica.buffered:
+            share(self._fleet, self._replica.counters())
+
+    def _common(self, own: dict[str, Tensor]) -> list[Tensor]:
+        return common(self._fleet, own) if self._replica.buffered else []
 
     @contextmanager
     def consensus(self, weight: float, scale: float) -> Iterator[None]:

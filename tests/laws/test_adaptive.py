@@ -922,8 +922,44 @@ def probes_apart() -> None:
     )
 
 
+def compiles(rank: int) -> None:
+    """Only one of the workers has numba."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.identity.has_numba", lambda: int(os.environ["RANK"]) == rank)
+        model = mlp()
+        rule = pl.lr.AdaScale(base=8)
+        pl.Run(model, torch.optim.SGD(model.parameters(), lr=0.1), data(LENGTH), batch=16, lr=rule, micro=4)
+
+
+def test_workers_that_take_norms_in_different_ways_are_told_so(pool: Pool) -> None:
+    """By a sum that differs in its last bit, one batch may grow and the other not."""
+    for outcome in pool.outcomes(2, compiles, 1):
+        assert isinstance(outcome, RemoteError)
+        assert "the way to take norms differs between workers (rank 0: torch" in outcome.text
+
+
 def test_workers_with_different_probes_are_told_so(pool: Pool) -> None:
     for outcome in pool.outcomes(2, probes_apart):
         assert isinstance(outcome, RemoteError)
         assert outcome.kind == "WorkersDisagree"
         assert "probe" in outcome.text
+
+
+def idle(make: str, role: Sync) -> tuple[list[int], float, Tensor]:
+    """A run in which the second worker has no example in the last step of an epoch: shares and gain."""
+    model, counts = mlp(), []
+    optimizer = getattr(torch.optim, make, None) or getattr(pl.optim, make)
+    rule = pl.lr.AdaScale(base=2, scales=pl.lr.Scales.GRADIENT)
+    run = pl.Run(model, optimizer(model.parameters(), lr=0.1), data(17), batch=8, lr=rule, micro=2, sync=role)
+    with run:
+        train(run, model, each=lambda step: counts.append(step.plan.counts[run.fleet.rank]), epochs=3)
+    return counts, rule.gain(8), flat(model)
+
+
+@pytest.mark.parametrize("role", [sync.AllReduce(), sync.LocalSGD(2)], ids=["all-reduce", "local"])
+@pytest.mark.parametrize("make", ["Adagrad", "AdaGradNorm"])
+def test_a_worker_without_examples_has_no_gradient_to_multiply(pool: Pool, make: str, role: Sync) -> None:
+    (_, gain, first), (counts, _, second) = pool.run(2, idle, make, role)
+    assert 0 in counts
+    assert gain > 1
+    assert torch.equal(first, second)

@@ -206,6 +206,61 @@ def test_other_parameters_are_refused_where_changes_of_each_are_counted(
     assert all("freeze or thaw parameters in a new Run" in outcome.text for outcome in outcomes)
 
 
+def resumes_with_others(kind: str, folder: str) -> str:
+    """What is said to who goes on with another layer than that which the round was begun with."""
+    model = twins()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    with pl.Run(model, optimizer, data(200), batch=12, sync=REFUSING[kind](), deadline=20.0) as run:
+        train(run, model, steps=6)
+        run.save(f"{folder}/saved.ckpt")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    freeze(model)
+    model.get_submodule("2").requires_grad_(True)
+    with pl.Run(model, optimizer, data(200), batch=12, sync=REFUSING[kind](), deadline=20.0) as run:
+        with pytest.raises(pl.CheckpointError) as caught:
+            run.resume(f"{folder}/saved.ckpt")
+        assert all(map(torch.equal, before, model.parameters()))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["outer", "overlapped outer", "sites with outer", "codec"])
+def test_a_checkpoint_of_other_trained_parameters_is_refused_there(pool: Pool, tmp_path: Path, kind: str) -> None:
+    for message in pool.run(3, resumes_with_others, kind, str(tmp_path)):
+        assert "2 parameters were trained when the checkpoint was made, and 2, or others, are now" in message
+
+
+class Listening(pl.balance.Even):
+    """Writes down what it is told of."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int, int]] = []
+
+    def observe(self, round: pl.Round) -> None:
+        self.told.append((round.plan.step, round.plan.epoch, round.plan.batch))
+
+
+def leaves_at(steps: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """The plans that a role is told of, by a worker that leaves in its own of these steps."""
+    model, role = mlp(), Listening()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    with pl.Run(model, optimizer, data(122), batch=12, sync=sync.LocalSGD(4), balance=role, deadline=20.0) as run:
+        for step in run.steps(steps=40):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            if step.index == steps[run.fleet.rank]:
+                break
+    return role.told
+
+
+@pytest.mark.parametrize("steps", [(8, 9), (9, 8), (9, 9), (8, 9, 10), (9, 40)], ids=str)
+def test_roles_of_all_workers_are_told_of_the_same_steps_although_all_leave(pool: Pool, steps: tuple[int, ...]) -> None:
+    found = pool.run(len(steps), leaves_at, steps)
+    assert all(told == found[0] for told in found)
+    assert found[0][-1][0] == min(max(steps), 11)  # the last that somebody has done
+
+
 class Cache(nn.Module):
     """Keeps a table that grows with what it has seen, as position tables do."""
 
@@ -228,7 +283,7 @@ def cached(kind: str, dtype: torch.dtype) -> list[str]:
     model = nn.Sequential(Cache(dtype), nn.Linear(6, 3))
     optimizer = SGD(model.parameters(), lr=0.05)
     found = []
-    role = ROLES[kind]()
+    role = ROLES[kind]() if kind in ROLES else sync.AllReduce()
     with pl.Run(model, optimizer, data(61), batch=12, balance=Skewed(), sync=role, deadline=10.0) as run:
 
         def look(step: pl.Step) -> None:
@@ -243,11 +298,41 @@ def cached(kind: str, dtype: torch.dtype) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
-@pytest.mark.parametrize("kind", ROLES)
+@pytest.mark.parametrize("kind", [*ROLES, "all-reduce"])
 def test_a_buffer_that_grows_stays_each_workers_own(pool: Pool, kind: str, dtype: torch.dtype) -> None:
     """Beside one that does not, and is rank 0's where all have the same."""
     first, second, third = pool.run(3, cached, kind, dtype)
     assert first == second == third
+
+
+def resumed_cache(kind: str, dtype: torch.dtype, persistent: bool, folder: str, resume: bool) -> tuple[str, int]:
+    """The digest of the end of a run, in which the cache had grown before a checkpoint, and the cache's length."""
+    torch.manual_seed(3)
+    cache = Cache(dtype)
+    cache.register_buffer("table", cache.table, persistent=persistent)
+    model = nn.Sequential(cache, nn.Linear(6, 3))
+    optimizer = SGD(model.parameters(), lr=0.05)
+    role = ROLES[kind]() if kind in ROLES else sync.AllReduce()
+    with pl.Run(model, optimizer, data(61), batch=12, balance=Skewed(), sync=role, deadline=10.0) as run:
+        if resume:
+            assert run.resume(f"{folder}/saved.ckpt")
+
+        def save(step: pl.Step) -> None:
+            if step.index == 4 and not resume:
+                run.save(f"{folder}/saved.ckpt")
+
+        train(run, model, steps=9, each=save)
+        return run.replica.digest(), len(cache.table)
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["in the state", "not in it"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("kind", [*ROLES, "all-reduce"])
+def test_a_model_with_a_buffer_that_has_grown_is_resumed(
+    pool: Pool, tmp_path: Path, kind: str, dtype: torch.dtype, persistent: bool
+) -> None:
+    settings = kind, dtype, persistent, str(tmp_path)
+    assert pool.run(3, resumed_cache, *settings, False) == pool.run(3, resumed_cache, *settings, True)
 
 
 def with_slow_momentum(seconds: bool) -> tuple[str, list[float]]:
