@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from paceline.errors import LoopError, SettingError
 from paceline.loader import Collate, Fetch, Inline, Loader, Piece, Source, Tensors, tensors_of
@@ -27,6 +27,11 @@ __all__ = ["Feed", "Loading", "check_dataset", "to_device"]
 def check_dataset(dataset: Dataset[Any]) -> int:
     """The length of a data set, or an error that says why it cannot be used."""
     name = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise SettingError(
+            "a DataLoader decides which examples come next, which is for the run to do: give loader.dataset, and "
+            "batch=, num_workers= and collate_fn= to Run"
+        )
     if isinstance(dataset, IterableDataset):
         raise SettingError(
             f"{name} is an iterable data set; Paceline decides which example comes next, so it needs a map-style one, "

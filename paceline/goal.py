@@ -27,6 +27,9 @@ class Goal:
         if not isinstance(value, int) or value < 0:
             raise SettingError(f"run.steps({name}={value!r}): it must be a whole number of at least 0")
 
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in vars(self).items() if value is not None)
+
     def reached(self, progress: Progress) -> bool:
         """Whether the run has come this far."""
         if self.epochs is not None:

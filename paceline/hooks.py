@@ -56,6 +56,11 @@ class OptimizerHooks:
             raise LoopError(
                 f"optimizer.step() was called twice in step {step.index}; call it once after the inner loop"
             )
+        if step.emptied:
+            raise LoopError(
+                f"optimizer.zero_grad() was called between the inner loop of step {step.index} and optimizer.step(), "
+                "which has no gradients now; put it before the inner loop"
+            )
         if (args[1:] or kwargs) and any(given is not None for given in (*args[1:], kwargs.get("closure"))):
             raise LoopError(
                 f"optimizer.step(closure) in step {step.index} would compute gradients that nobody averages; call "

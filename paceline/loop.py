@@ -48,7 +48,7 @@ class Loop:
         """The step that the user's loop is in."""
         self.stop_wanted = False
         self._signals = Signals()
-        self._goal = Goal(steps=1)
+        self._goal = Goal(steps=0)
         self.hand: Hand | None = None
         """What was dealt, in a round in which every worker goes at its own pace."""
         self._drawn = 0
@@ -111,6 +111,15 @@ class Loop:
                 self.hand, self._stopping = None, 0
             progress = self.progress
             self._journal.write(Ended(time.time(), progress.step, progress.examples, reason))
+
+    def mind_totals(self, goal: Goal) -> None:
+        """Warn who asks for one epoch in every turn of a loop of their own: goals count from the run's beginning."""
+        if goal == self._goal and self.progress.step and goal.reached(self.progress):
+            warnings.warn(
+                f"run.steps({goal}) has nothing to do: it was asked for before, and done; it counts from the beginning "
+                "of the run. For one epoch more in every turn of a loop of your own, write epochs=epoch + 1",
+                stacklevel=3,
+            )
 
     def plan(self, cursor: Cursor, goal: Goal | None) -> Plan:
         """What all workers do in the step that begins here."""

@@ -40,7 +40,7 @@ def scales_of(rule: object, optimizer: Optimizer) -> Scales:
     if found is Scales.GRADIENT and isinstance(optimizer, INDIFFERENT):
         raise SettingError(
             f"lr={rule!r} scales the gradient, by which {type(optimizer).__name__} divides: it would have no effect; "
-            "use Scales.RATE"
+            "leave scales out (for Adam, power=0.5 is what others use)"
         )
     return found
 

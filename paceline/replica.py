@@ -97,6 +97,10 @@ class Replica:
         """The trained parameters, and those with these ids, which were trained a while ago."""
         return [p for _, p in self._all if p.requires_grad or id(p) in also]
 
+    def with_gradient(self) -> nn.Parameter | None:
+        """The first that has a gradient."""
+        return next((p for _, p in self._all if p.grad is not None), None)
+
     def places(self, ids: Iterable[int]) -> list[int]:
         """Which of all parameters, trained or not, have these ids: the same numbers on all workers."""
         wanted = set(ids)

@@ -51,7 +51,7 @@ def check_object(what: str, value: object, method: str, examples: str) -> None:
     """Refuse a class without its parentheses, and what has not the method that every object for this setting has."""
     if isinstance(value, type):
         raise SettingError(f"{what}={value.__name__} is a class; write {value.__name__}(…)")
-    if not callable(getattr(value, method, None)):
+    if isinstance(value, str) or not callable(getattr(value, method, None)):
         raise SettingError(f"{what}={value!r} has no method {method}; give an object such as {examples}")
 
 
@@ -70,6 +70,8 @@ def check_roles(
     for name, role in roles.items():
         method, example = METHODS[name]
         check_object(name, role, method, f"pl.{example}")
+        if name != "sync" and callable(getattr(role, "attach", None)):
+            raise SettingError(f"{name}={role!r} is a sync; write sync={role!r}")
     scales_of(roles["lr"], optimizer)
     always = probe is not None and probe.always
     choosy = [role for role in roles.values() if isinstance(role, Choosy) and callable(role.refuse)]

@@ -39,6 +39,7 @@ from paceline.records import Progress
 from paceline.replica import Replica
 from paceline.role_check import check_balance, check_roles, compares_within, mind_local_noise, needs_of
 from paceline.roles import Balance, Batch, LearningRate, Order, Recorder, Stateful, Sync, Unmet
+from paceline.settings import check_settings
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
 from paceline.together import come_together, refuse_within_a_round
@@ -99,12 +100,7 @@ class Run:
         checkpoint: Checkpoint | None = None,
         deadline: float = 300.0,
     ) -> None:
-        if micro is not None and micro < 1:
-            raise SettingError(f"micro ({micro}) must be at least 1 example in a forward pass")
-        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-            raise SettingError(
-                f"checkpoint={checkpoint!r} must be a Checkpoint, such as Checkpoint('saves', every=100)"
-            )
+        check_settings(micro, seed, deadline, scaler, stateful, record, checkpoint)
         length = check_dataset(dataset)
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr
@@ -188,6 +184,7 @@ class Run:
         if self._closed or self._loop.current is not None:
             why = "the run was closed" if self._closed else "another loop over run.steps() has not ended"
             raise LoopError(f"run.steps cannot begin: {why}")
+        self._loop.mind_totals(goal)
         loop = self._loop.steps(goal)
         self._iterator = weakref.ref(loop)
         return loop

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import LoopError, NonFiniteLoss
 from paceline.machinery import Machinery
@@ -60,6 +60,7 @@ class Step:
         self._waiting_for_backward = 0
         self._examples = self._too_large = 0
         self._losses: list[tuple[Tensor, float]] = []
+        self._witness: nn.Parameter | None = None
         self._hidden_exchange = 0.0
         self._loss = math.nan
 
@@ -90,6 +91,7 @@ class Step:
         parts, plan = self._parts, self.plan
         parts.clock.start()
         parts.fleet.doing(self.index, "computing")
+        self._witness = parts.replica.with_gradient()
         try:
             while True:
                 yield from self._micro_batches(parts.memory.fit(plan))
@@ -188,8 +190,15 @@ class Step:
             raise
         self._hidden_exchange = parts.sync.after_backward()
         parts.probe.after_backward(weight, factor * scale)
+        if self._witness is None:
+            self._witness = parts.replica.with_gradient()
         self._losses.append((loss.detach(), weight))
         self._waiting_for_backward = 0
+
+    @property
+    def emptied(self) -> bool:
+        """Whether somebody has taken away the gradients that there were."""
+        return self._witness is not None and self._witness.grad is None
 
     def left_early(self, by: str = "") -> LoopError:
         """The error for a step whose inner loop has not come to its end; the other workers are told.
@@ -222,6 +231,11 @@ class Step:
         if not self._waiting_for_backward:
             raise LoopError(
                 f"step.backward was called twice for micro-batch {self._seen} {where}; add the losses and call it once"
+            )
+        if self.emptied:
+            raise LoopError(
+                f"optimizer.zero_grad() was called {where} inside of the loop over its micro-batches: what those "
+                "before gave is lost, and a worker without examples never gets there; put it before that loop"
             )
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,34 @@ def test_loss_that_is_not_one_number() -> None:
             step.backward(torch.tensor(1.0))
         with pytest.raises(pl.LoopError, match="step 0 was iterated over twice"):
             list(step)
+
+
+@pytest.mark.parametrize(("micro", "before"), [(None, 1), (3, 0)], ids=["what the step before left", "in pieces"])
+def test_zero_grad_inside_of_the_inner_loop(micro: int | None, before: int) -> None:
+    """It loses what was there; and a worker without examples, which never gets there, would send old gradients."""
+    with make(micro=micro) as run:
+        steps = run.steps(steps=2)
+        with pytest.raises(pl.LoopError, match=rf"zero_grad\(\) was called in step {before} inside .* put it before"):
+            wrongly(run, steps)
+
+
+def test_zero_grad_before_the_optimizer() -> None:
+    with make() as run:
+        steps = run.steps(steps=1)
+        step = next(steps)
+        for x, y in step:
+            step.backward(F.cross_entropy(run.model(x), y))
+        run.optimizer.zero_grad()
+        with pytest.raises(pl.LoopError, match=r"zero_grad\(\) was called between the inner loop of step 0 and"):
+            run.optimizer.step()
+
+
+def wrongly(run: pl.Run, steps: Iterator[pl.Step]) -> None:
+    for step in steps:
+        for x, y in step:
+            run.optimizer.zero_grad()
+            step.backward(F.cross_entropy(run.model(x), y))
+        run.optimizer.step()
 
 
 def test_backward_is_forgotten() -> None:
@@ -479,3 +507,54 @@ def test_an_outer_optimizer_that_is_made_already() -> None:
     made: Any = torch.optim.SGD(mlp().parameters(), lr=0.1)
     with pytest.raises(pl.SettingError, match=r"outer \(SGD\) must be a function from parameters"):
         pl.sync.LocalSGD(4, outer=made)
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"micro": "16"}, r"micro \('16'\) must be at least 1 example"),
+        ({"micro": 16.0}, r"micro \(16.0\) must be at least 1 example"),
+        ({"seed": "0"}, r"seed \('0'\) must be a whole number"),
+        ({"deadline": "300"}, r"deadline \('300'\) must be a number of seconds"),
+        ({"scaler": True}, "scaler=True must be a GradScaler"),
+        ({"stateful": [1]}, r"must be objects by name, such as stateful=\{'scheduler': scheduler\}"),
+        ({"stateful": {"a": object()}}, "stateful: 'a' .* has no method state_dict"),
+        ({"record": True}, "record=True must be a folder, or a list of recorders"),
+        ({"record": [pl.record.Console]}, "must be a folder, or a list of recorders"),
+        ({"balance": "even"}, "balance='even' has no method split"),
+        ({"lr": pl.sync.LocalSGD(8)}, r"is a sync; write sync=LocalSGD"),
+    ],
+)
+def test_settings_of_other_kinds(setting: dict[str, Any], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says):
+        make(**setting)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: pl.batch.NormTest(start=8, limit=64, eta="0.5"),  # type: ignore[arg-type]
+        lambda: pl.batch.NormTest(start=8, limit=64, eta=0.5, growth="2"),  # type: ignore[arg-type]
+        lambda: pl.batch.CoordinateTest(start=8, limit=64, eta=0.5, quantile="1"),  # type: ignore[arg-type]
+        lambda: pl.batch.InnerProductTest(start=8, limit=64, theta="1"),  # type: ignore[arg-type]
+        lambda: pl.lr.AdaScale(8, power="1"),  # type: ignore[arg-type]
+    ],
+)
+def test_numbers_that_are_text(wrong: Callable[[], object]) -> None:
+    with pytest.raises(pl.SettingError, match=r"'(0\.5|1|2)'\) must be a number"):
+        wrong()
+
+
+def test_a_goal_that_was_reached_before() -> None:
+    """Totals are no epochs more."""
+    with make() as run:
+        train(run, run.model, epochs=1)
+        with pytest.warns(UserWarning, match=r"run.steps\(epochs=1\) has nothing to do: .* write epochs=epoch \+ 1"):
+            train(run, run.model, epochs=1)
+        train(run, run.model, epochs=2)
+        assert run.progress.epoch == 2
+
+
+def test_a_loader_is_no_data_set() -> None:
+    with pytest.raises(pl.SettingError, match=r"give loader\.dataset, and batch="):
+        make(dataset=torch.utils.data.DataLoader(data(40)))

@@ -10,10 +10,10 @@ from typing import Any
 
 from paceline.balance.bounds import Bounds, caps_of
 from paceline.balance.burdens import burdens, told
-from paceline.balance.numbers import check_whole, is_number, is_whole, list_of
 from paceline.balance.solver import Speed, longest_wait, makespan
 from paceline.balance.speed import SpeedModel, Typical, typical
 from paceline.errors import SettingError
+from paceline.given import check_whole, is_number, is_whole, list_of
 from paceline.records import Note, Round
 
 __all__ = ["BySpeed"]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.balance.numbers import is_number, list_of
 from paceline.balance.rounding import largest_remainder
 from paceline.errors import SettingError
+from paceline.given import is_number, list_of
 
 __all__ = ["Fixed"]
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from paceline.batch.criteria import next_size
 from paceline.batch.fixed import check_size
 from paceline.errors import SettingError
+from paceline.given import check_numbers
 from paceline.probe.moving import Moments
 from paceline.records import Progress, Round
 from paceline.roles import Need
@@ -162,6 +163,7 @@ class Adaptive(ABC):
         return self._moments.mean_sqnorm(self._size * self._example_weight)
 
     def _check(self) -> None:
+        check_numbers(self)
         name = type(self).__name__
         check_size(f"{name}: start", self.start)
         check_size(f"{name}: limit", self.limit)

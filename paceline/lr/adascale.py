@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from paceline.batch.fixed import check_size
 from paceline.errors import SettingError
+from paceline.given import check_numbers
 from paceline.lr.scales import Scales
 from paceline.probe.moving import Moments
 from paceline.records import Progress, Round
@@ -61,6 +62,7 @@ class AdaScale:
     _example_weight: float = field(init=False, repr=False, compare=False, default=1.0)
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         check_size("AdaScale: base", self.base)
         if self.smoothing is not None and not 0 <= self.smoothing < 1:
             raise SettingError(f"AdaScale: smoothing ({self.smoothing}) must be at least 0 and below 1")

@@ -32,6 +32,8 @@ class Pace:
             raise SettingError(
                 f"{type(scheduler).__name__} is not one of torch's schedulers that take no metric; a Pace moves such on"
             )
+        if not callable(count):
+            raise SettingError(f"Pace: count ({count!r}) must be a function, such as lambda: rule.steps")
         if last is not None and last < 1:
             raise SettingError(f"Pace: last ({last}) must be at least 1, or None for a schedule without an end")
         self._scheduler, self._count, self._last = scheduler, count, last

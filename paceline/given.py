@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from paceline.errors import SettingError
 
-__all__ = ["check_whole", "is_number", "is_whole", "list_of"]
+__all__ = ["check_numbers", "check_whole", "is_number", "is_whole", "list_of"]
 
 Kind = TypeVar("Kind")
 
@@ -36,3 +37,14 @@ def list_of(fits: Callable[[object], TypeGuard[Kind]], values: object) -> list[K
         return None
     found = [value for value in plain if fits(value)]
     return found if len(found) == len(plain) else None
+
+
+def check_numbers(owner: Any) -> None:
+    """Refuse what is not a number in those fields of a dataclass that are for one."""
+    for each in dataclasses.fields(owner):
+        kind, *other = str(each.type).split(" | ")
+        if not each.init or kind not in ("int", "float") or other not in ([], ["None"]):
+            continue
+        value = getattr(owner, each.name)
+        if not is_number(value) and not (other and value is None):
+            raise SettingError(f"{type(owner).__name__}: {each.name} ({value!r}) must be a number")
