@@ -25,4 +25,4 @@ def come_together(loop: Loop, fleet: Fleet, sync: Sync, call: str) -> None:
     """Wait for all. One that has left the loop waits in another exchange: not to be met there by mistake."""
     if loop.current is not None and sync.waits_for_leavers:
         fleet.doing(loop.current.index, f"waiting for the others to call {call}, which all workers must do")
-        fleet.gather(b"", f"the others to call {call}")
+        fleet.gather(b"", f"the others to call {call}, which all workers must do")
