@@ -48,7 +48,8 @@ class Loop:
         """The step that the user's loop is in."""
         self.stop_wanted = False
         self._signals = Signals()
-        self._goal = Goal(steps=0)
+        self._goal = Goal(steps=1)
+        self._done: Goal | None = None
         self.hand: Hand | None = None
         """What was dealt, in a round in which every worker goes at its own pace."""
         self._drawn = 0
@@ -95,6 +96,7 @@ class Loop:
                     yield self.current
                     self.close_step(self.current)
             reason = "stopped" if self._stopping and not goal.reached(self.progress) else "done"
+            self._done = goal
             if signal := self._end_together():
                 reason = f"signal {signal}"
                 raise Interrupted(signal)
@@ -114,7 +116,7 @@ class Loop:
 
     def mind_totals(self, goal: Goal) -> None:
         """Warn who asks for one epoch in every turn of a loop of their own: goals count from the run's beginning."""
-        if goal == self._goal and self.progress.step and goal.reached(self.progress):
+        if goal == self._done and goal.reached(self.progress):
             warnings.warn(
                 f"run.steps({goal}) has nothing to do: it was asked for before, and done; it counts from the beginning "
                 "of the run. For one epoch more in every turn of a loop of your own, write epochs=epoch + 1",
@@ -197,6 +199,7 @@ class Loop:
             warnings.warn(f"optimizer.step() was not called in step {step.index}: nothing was learnt", stacklevel=3)
         self.advance(step)
         applied, step.phase = step.phase is Phase.APPLIED, Phase.CLOSED
+        self._parts.skipped = not applied
         if step.round:
             self._learn(step.round, applied)
 

@@ -37,5 +37,7 @@ class Machinery:
     """What this worker wants of all: ``(stop, save)`` for its note."""
     looks: Callable[[Plan], frozenset[Need] | None]
     """What the probe looks at in the step of this plan; None for nothing."""
+    skipped: bool = False
+    """Whether the optimizer did not step in the step before."""
     failure: str = ""
     """The name of the error that a step met with."""

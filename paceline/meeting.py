@@ -10,7 +10,7 @@ import msgspec
 from paceline.errors import WorkersDisagree
 from paceline.records import Meeting, Note, Plan, Round, combine
 
-__all__ = ["both", "compare_plans", "ends", "pauses", "round_of"]
+__all__ = ["both", "compare_models", "compare_plans", "ends", "pauses", "round_of"]
 
 
 def round_of(plan: Plan, meeting: Meeting) -> Round:
@@ -33,6 +33,16 @@ def compare_plans(notes: tuple[Note, ...], step: int) -> None:
                 f"the plan of step {step} differs between workers (ranks {other} against rank {first}): a role decided "
                 "from something that is not the same everywhere"
             )
+
+
+def compare_models(notes: Sequence[Note], step: int) -> None:
+    """Where gradients are averaged, workers of which some have stepped, and others not, have different models."""
+    skipped = [rank for rank, note in enumerate(notes) if note.skipped]
+    if 0 < len(skipped) < len(notes):
+        raise WorkersDisagree(
+            f"optimizer.step() was called in step {step - 1} on some workers, but not on ranks {skipped}: their models "
+            "differ since then; call it on all workers or on none, whatever one of them has seen"
+        )
 
 
 def pauses(meeting: Meeting) -> bool:

@@ -137,6 +137,8 @@ class Note(msgspec.Struct, frozen=True):
     """Examples that fit into its memory at once, if more did not; 0 if all did."""
     rate: float = 0.0
     """The mean learning rate of its steps, as the optimizer used it, where rounds have several steps."""
+    skipped: float = 0.0
+    """Not zero if its optimizer did not step in the step before."""
 
 
 _LARGEST = frozenset({"stop", "save", "final"})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paceline.errors import LoopError, NonFiniteLoss
 from paceline.machinery import Machinery
-from paceline.meeting import compare_plans, round_of
+from paceline.meeting import compare_models, compare_plans, round_of
 from paceline.memory import ran_out
 from paceline.order.fragments import Fragment, fragments_of
 from paceline.probe import Example
@@ -279,12 +279,14 @@ class Step:
             measured=weight if within else 0.0,
             own_sqnorm=own_sqnorm,
             most=parts.memory.largest_share,
+            skipped=float(parts.skipped),
         )
         parts.fleet.doing(self.index, "averaging gradients")
         notes = parts.sync.before_step(plan, note)
         if notes is not None:
             parts.clock.exchanged()
             self._compare(notes)
+            compare_models(notes, self.index)
             stats = coordinates = None
             if parts.probe.measuring:
                 scale = parts.scaler.get_scale() if parts.scaler is not None else 1.0

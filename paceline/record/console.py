@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
+from paceline.balance.rounding import largest_remainder
 from paceline.events import Ended, Event, Gossiped, Measured, Remark, Resumed, Saved, Started, StepDone
 from paceline.record.appending import give_up
 from paceline.record.display import Status, display_for
@@ -144,7 +145,7 @@ class Console:
             batch=step.batch,
             waiting=recent.waiting,
             efficiency=recent.efficiency,
-            shares=tuple(count // step.steps for count in step.counts),
+            shares=tuple(largest_remainder(step.batch, step.counts) if any(step.counts) else step.counts),
             done=min(1.0, ahead.done / ahead.total) if ahead is not None else None,
             seconds_left=seconds_left,
             exchanges="" if self._exchanged is None else sentence(self._exchanged),

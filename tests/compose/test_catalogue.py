@@ -18,7 +18,7 @@ from tests.problems import data, mlp
 # Public classes that are no method of a role, nor a setting of one that changes how roles go together.
 NOT_OF_A_RUN = {
     "order": {"BalancedSampler", "Greedy", "MeanBalancer", "OneStream", "PairBalancer"},  # Greedy is the default
-    "lr": {"Pace"},
+    "lr": {"Pace", "Scales", "Scaling"},
     "sync": {"Keep", "Steps"},  # the defaults
 }
 REFUSED = [each for each in [*pairs(), *sampled(200, refused=True)] if broken(each)]

@@ -136,5 +136,8 @@ def test_what_is_for_all_workers_names_the_one_that_has_left(pool: Pool, tmp_pat
         outcome = found[rank]
         assert isinstance(outcome, RemoteError)
         assert outcome.kind == "WorkerLost"
-        says = rf"for the others to call run\.{call}, which all workers must do: rank 1 is alive, but late \(rank 1: .*averaging models"
+        says = (
+            rf"for the others to call run\.{call}, which all workers must do: rank 1 is alive, but late "
+            r"\(rank 1: .*averaging models"
+        )
         assert re.search(says, outcome.text), outcome.text
