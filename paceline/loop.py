@@ -96,7 +96,7 @@ class Loop:
                     yield self.current
                     self.close_step(self.current)
             reason = "stopped" if self._stopping and not goal.reached(self.progress) else "done"
-            self._done = goal
+            self._done = None if self._stopping else goal  # who goes on after somebody has left asks for the same again
             if signal := self._end_together():
                 reason = f"signal {signal}"
                 raise Interrupted(signal)
