@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -170,7 +171,9 @@ def work(job: Job) -> Trace:
             assert run.resume(job.resume)
         _loop(job, run, job.goal, trace, spend, leave=True)
         if job.again is not None:
-            _loop(job, run, job.again, trace, spend, leave=False)
+            with warnings.catch_warnings():  # some are through before they would leave
+                warnings.filterwarnings("ignore", message="run.steps.* has nothing to do")
+                _loop(job, run, job.again, trace, spend, leave=False)
         if job.save is not None:
             run.save(job.save)
         before = run.replica.digest()
