@@ -253,6 +253,7 @@ class Run:
             file, tree = found
             self._loop.cursor = snapshot.restore(self, tree)
             self._parts.feed.forget()
+            self._parts.skipped = False
             self._journal.write(Resumed(time.time(), self.cursor.progress.step, str(file), tree["workers"]))
         return snapshot.resumed(self, found is not None)
 

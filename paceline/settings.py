@@ -17,9 +17,9 @@ def check_settings(
 ) -> None:
     """Refuse the first that is not; what it should be instead is in the error."""
     if micro is not None and not (is_whole(micro) and micro >= 1):
-        raise SettingError(f"micro ({micro!r}) must be at least 1 example in a forward pass, a whole number, or None")
+        raise SettingError(f"micro ({micro!r}) must be at least 1 example in a forward pass, an int, or None")
     if not is_whole(seed):
-        raise SettingError(f"seed ({seed!r}) must be a whole number")
+        raise SettingError(f"seed ({seed!r}) must be a whole number, an int")
     if not is_number(deadline):
         raise SettingError(f"deadline ({deadline!r}) must be a number of seconds")
     if scaler is not None and not callable(getattr(scaler, "unscale_", None)):
