@@ -246,8 +246,12 @@ def by_hand(traces: Sequence[Trace], state: Any = sync.Keep()) -> Tensor:  # noq
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_who_is_fast_does_more(pool: Pool, num_workers: int) -> None:
-    """With real seconds: worker 1 sleeps in every step."""
-    job = Job(paces=(0.0, 0.03, 0.0), every=sync.Seconds(0.1), moved=False, num_workers=num_workers, batch=6)
+    """With real seconds: all sleep in every step, worker 1 ten times as long.
+
+    A fast worker must not get through the data in the first round, in which loader processes start at their leisure:
+    of 151 steps it can do at most ten in a round.
+    """
+    job = Job(paces=(0.01, 0.1, 0.01), every=sync.Seconds(0.1), moved=False, num_workers=num_workers, batch=6)
     traces = pool.run(3, work, job)
     check_agreement(traces)
     check_once(traces)
