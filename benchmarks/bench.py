@@ -19,6 +19,7 @@ from torch.multiprocessing.spawn import spawn
 
 import paceline
 from paceline import Step
+from paceline.heap import keep_freed
 
 Block = Callable[[int], None]
 """Does so many steps."""
@@ -26,6 +27,7 @@ Block = Callable[[int], None]
 
 def launch(workers: int, job: Callable[..., Any], *args: Any) -> None:
     """Run ``job(*args)`` on so many local workers, with torchrun's variables and one thread each."""
+    os.environ.update(keep_freed(os.environ))  # read by the workers' processes when they start
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

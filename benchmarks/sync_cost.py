@@ -33,6 +33,7 @@ from benchmarks.contestants import Contestant
 from benchmarks.contestants.cost_worker import Start
 from benchmarks.contestants.job import Settings, build
 from benchmarks.contestants.launch import ROOT, tail
+from paceline.heap import keep_freed
 
 WORKERS = 2
 EVERY = 20
@@ -100,7 +101,8 @@ class Team:
         self._workers, self._answers = [], []
         for rank in range(WORKERS):
             reading, writing = os.pipe()
-            environment = {**os.environ, **{name: str(value) for name, value in variables.items()}, "RANK": str(rank)}
+            told = {name: str(value) for name, value in variables.items()}
+            environment = {**os.environ, **keep_freed(os.environ), **told, "RANK": str(rank)}
             with (folder / f"output-{rank}.txt").open("w") as output:
                 worker = subprocess.Popen(
                     [*command, str(writing), *contestant.arguments],

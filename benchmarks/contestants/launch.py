@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.heap import keep_freed
+
 __all__ = ["Outcome", "lab_failure", "run_workers", "tail"]
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +139,8 @@ def _late(limit: float) -> str:
 def _start(command: Sequence[str], output: IO[str], variables: dict[str, object]) -> subprocess.Popen[bytes]:
     # Modules come from the repository, and never from the folder that somebody happens to be in.
     where = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
-    environment = {**os.environ, **where, **{name: str(value) for name, value in variables.items()}}
+    told = {name: str(value) for name, value in variables.items()}
+    environment = {**os.environ, **keep_freed(os.environ), **where, **told}
     # A session of its own, so that all it has started can be ended with it.
     return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
 

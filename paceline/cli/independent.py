@@ -17,7 +17,7 @@ from types import FrameType
 from paceline.cli import worker
 from paceline.cli.endings import SIGNALS, STOPPED_SECONDS
 from paceline.cli.failures import Failure, ending, shell_code
-from paceline.cli.launch import FINAL, Machines, cores
+from paceline.cli.launch import FINAL, Machines, environment
 from paceline.cli.speak import say
 from paceline.errors import SettingError
 from paceline.gossip.entrance import VARIABLE
@@ -55,17 +55,16 @@ def launch_independent(
         )
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         path = Path(folder) / "invitation" if invitation is None else invitation.resolve()
-        environment = _environment(workers, machines, path)
+        variables = _environment(workers, machines, path)
         first = machines.rank * workers
-        crew = [_Worker(command, {**environment, **_place(first, local)}, restarts) for local in range(workers)]
+        crew = [_Worker(command, {**variables, **_place(first, local)}, restarts) for local in range(workers)]
         return _watch(crew)
 
 
 def _environment(workers: int, machines: Machines, invitation: Path) -> dict[str, str]:
     host, _, port = (machines.at or f"127.0.0.1:{_free_port()}").rpartition(":")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    kept = {name: value for name, value in environment(workers).items() if not name.startswith("TORCHELASTIC_")}
     return {
-        "OMP_NUM_THREADS": str(max(1, cores() // workers)),
         **kept,
         "WORLD_SIZE": str(machines.count * workers),
         "LOCAL_WORLD_SIZE": str(workers),

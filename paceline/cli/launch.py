@@ -22,8 +22,9 @@ from paceline.cli.endings import SIGNALS, prompt_endings, usual_signals
 from paceline.cli.failures import cause, explain, failures, shell_code
 from paceline.cli.speak import say
 from paceline.errors import FleetError, SettingError
+from paceline.heap import keep_freed
 
-__all__ = ["Machines", "cores", "default_workers", "launch", "spare_gpus"]
+__all__ = ["Machines", "cores", "default_workers", "environment", "launch", "spare_gpus"]
 
 # A run that is done or was told to stop is not started again.
 FINAL = {0, *(128 + number for number in SIGNALS)}
@@ -64,6 +65,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def environment(workers: int) -> dict[str, str]:
+    """This process's, and what workers on this machine need unless it is there already."""
+    return {"OMP_NUM_THREADS": str(max(1, cores() // workers)), **keep_freed(os.environ), **os.environ}
+
+
 def default_workers() -> int:
     """One for each GPU; without any, one for each core."""
     return torch.cuda.device_count() if torch.cuda.is_available() else cores()
@@ -90,7 +96,7 @@ def launch(command: Sequence[str], *, workers: int, machines: Machines = ONE, re
             f"--restarts ({restarts}) works on one machine only, not with --nodes ({machines.count}); start the "
             "command again on all machines instead: a script that calls run.resume goes on"
         )
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // workers)))
+    os.environ.update(environment(workers))
     if "LOGLEVEL" not in os.environ:  # torch's own switch for the log of its launcher
         log = logging.getLogger("torch.distributed.elastic")
         log.addHandler(logging.NullHandler())

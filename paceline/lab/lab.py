@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from paceline.errors import SettingError
+from paceline.heap import keep_freed
 from paceline.lab.cgroups import CpuGroup, Use, find_hierarchy
 from paceline.lab.cluster import Cluster, Event, Worker
 from paceline.lab.network import INTERFACE, Network, Traffic, address, namespace
@@ -91,6 +92,7 @@ class Lab:
             "MASTER_PORT": str(PORT),
             **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), INTERFACE),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(math.ceil(worker.cpu))),
+            **keep_freed(os.environ),
             "PYTHONUNBUFFERED": "1",
             "PACELINE_LAB_WORKER": name,
             **({"PACELINE_SITE": worker.site} if worker.site else {}),

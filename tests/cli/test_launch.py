@@ -10,14 +10,15 @@ import pytest
 
 from paceline.cli.launch import Machines, launch
 from paceline.errors import SettingError
+from paceline.heap import keep_freed
 from tests.cli.processes import alive, pids, script
 
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    # launch() sets it for the workers; this lets monkeypatch take it back.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # launch() sets them for the workers; this lets monkeypatch take them back.
+    for name in ("OMP_NUM_THREADS", *keep_freed({})):
+        monkeypatch.setenv(name, "1")
 
 
 def test_every_worker_runs_the_script_with_its_arguments(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +119,22 @@ def test_cores_are_shared_out(
     os.environ["OMP_NUM_THREADS"] = "7"
     assert launch([path], workers=1) == 0
     assert capfd.readouterr().out == "7\n"
+
+
+def test_workers_keep_what_they_have_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    names = list(keep_freed({}))
+    path = script(tmp_path, f"print([os.environ.get(name) for name in {names}])")
+    for name in names:
+        monkeypatch.delenv(name)
+    assert launch([path], workers=1) == 0
+    assert capfd.readouterr().out == f"{list(keep_freed({}).values())}\n"
+    for name in names:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(names[0], "1000000")
+    assert launch([path], workers=1) == 0
+    assert capfd.readouterr().out == "['1000000', None]\n"
 
 
 def test_settings_that_cannot_be_meant() -> None:
