@@ -1,33 +1,55 @@
 """In how many epochs does a learnt order reach what shuffling reaches?
 
-    python benchmarks/ordering.py
+    python -m benchmarks.ordering
+    python -m benchmarks.ordering --task sst2 --streams 16
 
-Logistic regression on Fashion-MNIST, 20,000 examples, four streams of one example a step, constant learning rates from
-limited by optimisation to limited by noise. The streams are simulated in one process with the parts that a run has, so
-that nothing but the order differs. The figure is the first epoch in which the training loss is at most the best that
-shuffling has reached in all its epochs, for each seed.
+Logistic regression on 20,000 examples (Fashion-MNIST; SST-2 by its 2,000 most frequent words), one example of each
+stream a step, constant learning rates from limited by optimisation to limited by noise. The streams are simulated in
+one process with the parts that a run has, so that nothing but the order differs; with ``--processes`` every stream is a
+worker, and the order that of its ``Run``. The figure is the first epoch in which the training loss is at most the best
+that shuffling has reached in all its epochs, for each seed. Beside it the herding bound of the last order, for the
+gradients of the model as it is at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import tempfile
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+import paceline as pl
 from benchmarks import bench
-from paceline.order import PairBalancer
+from benchmarks.training import PATIENCE, Done
+from paceline import tasks
+from paceline.order import PairBalancer, WorkerStreams
 from paceline.probe.sketch import SignSketch
-from paceline.tasks import fashion_mnist
+from paceline.roles import Order
 
-STREAMS = 4
 TOGETHER = 64  # steps whose gradients are observed at once
-RATES = (0.001, 0.004, 0.01, 0.02)
+RATES = {"fashion-mnist": (0.001, 0.004, 0.01, 0.02), "sst2": (0.04, 0.1, 0.4, 1.0)}
+WORDS = 2000
+SIZES = (64, 256, 1024, 4096)
+
+
+class Seen(NamedTuple):
+    """What examples did to a linear model: the gradient of each is the outer product of its rows."""
+
+    inputs: Tensor
+    errors: Tensor
+
+    def gradients(self) -> Tensor:
+        """All of them, flat."""
+        return (self.inputs[:, :, None] * self.errors[:, None, :]).flatten(1)
 
 
 class Streams(Protocol):
@@ -36,8 +58,8 @@ class Streams(Protocol):
     def next_epoch(self) -> list[list[int]]:
         """The orders of the epoch that begins."""
 
-    def observe(self, gradients: Tensor, stream: int) -> None:
-        """See the gradients (examples, numbers) of the next examples of a stream."""
+    def observe(self, seen: Seen, stream: int) -> None:
+        """See the next examples of a stream."""
 
 
 class Shuffled:
@@ -58,15 +80,15 @@ class Shuffled:
         self._epoch += 1
         return self._parts
 
-    def observe(self, gradients: Tensor, stream: int) -> None:
+    def observe(self, seen: Seen, stream: int) -> None:
         """It does not look at them."""
 
 
 class Balanced:
     """CD-GraB, or with a sum for each stream ID-GraB; with sketches of so many numbers, or whole gradients."""
 
-    def __init__(self, parts: list[list[int]], coordinated: bool, sketch: int | None = None) -> None:
-        self._parts, self._sketch = parts, sketch
+    def __init__(self, parts: list[list[int]], coordinated: bool, sketch: int | None = None, bits: int = 32) -> None:
+        self._parts, self._sketch, self._bits = parts, sketch, bits
         self._balancer = PairBalancer(parts, coordinated=coordinated)
         self._map: SignSketch | None = None
         self._begun = False
@@ -78,45 +100,120 @@ class Balanced:
         self._begun = True
         return self._parts
 
-    def observe(self, gradients: Tensor, stream: int) -> None:
-        """Keep them, or what is left of them in 8 bits and so many numbers."""
-        if self._sketch is not None:
-            self._map = self._map or SignSketch(gradients.shape[1], self._sketch)
-            gradients = torch.stack([self._map.of([row], [0]) for row in gradients])
-            scale = gradients.abs().amax(1, keepdim=True) / 127
-            gradients = torch.round(gradients / scale) * scale
-        self._balancer.observe(gradients, stream)
+    def observe(self, seen: Seen, stream: int) -> None:
+        """Keep the gradients, or what is left of them in so many numbers and bits."""
+        self._balancer.observe(seen.gradients() if self._sketch is None else self._image(seen, self._sketch), stream)
+
+    def _image(self, seen: Seen, size: int) -> Tensor:
+        self._map = self._map or SignSketch(seen.inputs.shape[1] * seen.errors.shape[1], size)
+        image = torch.zeros(len(seen.inputs), size)
+        self._map.add_outer(image, seen.inputs, seen.errors, 0)
+        if self._bits == 32:
+            return image
+        scale = image.abs().amax(1, keepdim=True).clamp(min=1e-30) / float(2 ** (self._bits - 1) - 1)
+        return torch.round(image / scale) * scale
+
+
+def sketched(size: int, bits: int, parts: list[list[int]], seed: int) -> Streams:
+    """CD-GraB from so many numbers of so many bits."""
+    return Balanced(parts, True, size, bits)
 
 
 METHODS: dict[str, Callable[[list[list[int]], int], Streams]] = {
     "shuffling": Shuffled,
     "flip-flop": lambda parts, seed: Shuffled(parts, seed, flip=True),
     "CD-GraB": lambda parts, seed: Balanced(parts, True),
-    "CD-GraB, k = 256": lambda parts, seed: Balanced(parts, True, 256),
     "ID-GraB": lambda parts, seed: Balanced(parts, False),
+    **{f"CD-GraB, k = {size}, {bits} bits": partial(sketched, size, bits) for size in SIZES for bits in (8, 32)},
 }
+USUAL = ["shuffling", "flip-flop", "CD-GraB", "CD-GraB, k = 256, 8 bits", "ID-GraB"]
+ORDERS: dict[str, Callable[[], Order]] = {
+    "shuffling": pl.order.Shuffle,
+    "CD-GraB, k = 256, 8 bits": lambda: pl.order.PairBalance(streams=WorkerStreams()),
+}
+"""Those that there are with ``--processes``."""
 
 
-def train(method: str, rate: float, seed: int, epochs: int, x: Tensor, y: Tensor) -> list[float]:
-    """The training loss after each epoch."""
+def data(task: str, examples: int) -> tuple[Tensor, Tensor]:
+    """Rows of inputs, the last of them 1, and classes."""
+    dataset = tasks.load(task).train
+    assert isinstance(dataset, TensorDataset)
+    inputs, y = (each[:examples] for each in dataset.tensors)
+    if task == "sst2":
+        counts = torch.zeros(len(inputs), int(dataset.tensors[0].max()) + 1)
+        counts.scatter_add_(1, inputs, (inputs > 0).float())
+        inputs = counts[:, counts.sum(0).topk(WORDS).indices]
+    return torch.cat([inputs.flatten(1).float(), torch.ones(len(inputs), 1)], 1), y
+
+
+def train(method: str, options: dict[str, Any], seed: int, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """The training loss after each epoch, and the herding bound of the last."""
+    count, rate = options["streams"], options["rate"]
     drawn = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).tolist()
-    streams = METHODS[method]([drawn[at::STREAMS] for at in range(STREAMS)], seed)
-    weights = torch.zeros(x.shape[1], 10)
-    found = []
-    for _ in range(epochs):
+    streams = METHODS[method]([drawn[at::count] for at in range(count)], seed)
+    classes = int(y.max()) + 1
+    wanted = F.one_hot(y, classes)
+    weights = torch.zeros(x.shape[1], classes)
+    losses = []
+    for _ in range(options["epochs"]):
         orders = torch.tensor(streams.next_epoch())
-        for begin in range(0, orders.shape[1], TOGETHER):
-            few = orders[:, begin : begin + TOGETHER]
-            errors = torch.empty(*few.shape, 10)
+        for few in torch.split(orders, TOGETHER, 1):
+            errors = torch.empty(*few.shape, classes)
             for step in range(few.shape[1]):
-                inputs, target = x[few[:, step]], F.one_hot(y[few[:, step]], 10)
-                error = torch.softmax(inputs @ weights, 1) - target
-                errors[:, step] = error
-                weights.addmm_(inputs.T, error, alpha=-rate / STREAMS)
-            for stream in range(STREAMS):
-                outer = x[few[stream]][:, :, None] * errors[stream][:, None, :]
-                streams.observe(outer.flatten(1), stream)
-        found.append(float(F.cross_entropy(x @ weights, y)))
+                at = few[:, step]
+                inputs = x[at]
+                errors[:, step] = error = torch.softmax(inputs @ weights, 1) - wanted[at]
+                weights.addmm_(inputs.T, error, alpha=-rate / count)
+            for stream in range(count):
+                streams.observe(Seen(x[few[stream]], errors[stream]), stream)
+        losses.append(float(F.cross_entropy(x @ weights, y)))
+    return {"losses": losses, "herding": herding(x, torch.softmax(x @ weights, 1) - wanted, orders)}
+
+
+def herding(x: Tensor, errors: Tensor, orders: Tensor) -> float:
+    """The herding bound of the gradients in these orders, without having all of them at once."""
+    mean = (x.T.double() @ errors.double()).flatten() * (len(orders) / len(x))
+    total, most = torch.zeros_like(mean), 0.0
+    for few in torch.split(orders, TOGETHER, 1):
+        steps = torch.stack([Seen(x[at], errors[at]).gradients().sum(0) for at in few.T])
+        sums = total + (steps - mean).cumsum(0)
+        total, most = sums[-1], max(most, float(sums.abs().max()))
+    return most
+
+
+def work(method: str, options: dict[str, Any], seed: int, x: Tensor, y: Tensor, file: str) -> None:
+    """The same by one of several workers; rank 0 writes what came of it."""
+    model = nn.Linear(x.shape[1], int(y.max()) + 1, bias=False)  # the inputs have a 1
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options["rate"])
+    losses = []
+    with pl.Run(
+        model,
+        optimizer,
+        TensorDataset(x, y),
+        batch=options["streams"],
+        order=ORDERS[method](),
+        seed=seed,
+        deadline=PATIENCE,
+    ) as run:
+        for step in run.steps(epochs=options["epochs"]):
+            optimizer.zero_grad()
+            for inputs, classes in step:
+                step.backward(F.cross_entropy(model(inputs), classes))
+            optimizer.step()
+            if run.progress.examples % len(x) == 0:
+                with torch.no_grad():
+                    losses.append(float(F.cross_entropy(model(x), y)))
+        if run.fleet.rank == 0:
+            Path(file).write_text(json.dumps({"losses": losses}))
+
+
+def in_processes(method: str, options: dict[str, Any], seed: int, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """One training by as many workers as there are streams."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        bench.launch(options["streams"], work, method, options, seed, x, y, str(file))
+        found: dict[str, Any] = json.loads(file.read_text())
     return found
 
 
@@ -136,28 +233,42 @@ def summary(losses: dict[str, list[list[float]]]) -> dict[str, Any]:
 def main() -> None:
     """Train, and show it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=list(RATES), default="fashion-mnist")
+    parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--rate", type=float, action="append", help="default: four of them")
-    options = parser.parse_args()
-    torch.set_num_threads(1)  # the steps are too small to share
-    dataset = fashion_mnist.load().train
-    assert isinstance(dataset, TensorDataset)
-    images, labels = dataset.tensors
-    x, y = images[: options.examples].flatten(1), labels[: options.examples]
-    x = torch.cat([x, torch.ones(len(x), 1)], 1)
+    parser.add_argument("--method", action="append", choices=list(METHODS), dest="methods")
+    parser.add_argument("--processes", action="store_true", help="a worker for each stream, in a Run")
+    parser.add_argument("--anew", action="store_true", help="train also what was trained before")
+    options = vars(parser.parse_args())
+    if not options["processes"]:
+        torch.set_num_threads(1)  # the steps are too small to share
+    chosen, rates = options.pop("methods"), options.pop("rate") or RATES[options["task"]]
+    chosen = chosen or (list(ORDERS) if options["processes"] else USUAL)
+    first, count = options.pop("first"), options.pop("seeds")
+    done = Done(f"ordering-{options['task']}", options.pop("anew"))
+    x, y = data(options["task"], options["examples"])
     results: dict[str, Any] = {}
-    for rate in options.rate or RATES:
-        losses: dict[str, list[list[float]]] = {name: [] for name in METHODS}
-        for seed in range(options.seeds):
-            for name in METHODS:
-                losses[name].append(train(name, rate, seed, options.epochs, x, y))
-        results[str(rate)] = {"summary": summary(losses), "losses": losses}
-        print(f"learning rate {rate}: best training loss (median), epoch that reached shuffling's best by seed")
-        for name, row in results[str(rate)]["summary"].items():
-            print(f"  {name:20s} {statistics.median(row['best']):.5f}   {row['reached']}")
-    bench.report("ordering", results)
+    for rate in rates:
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+        settings = options | {"rate": rate}
+        for seed in range(first, first + count):
+            for name in chosen:
+                if (one := done.get(name, seed, settings)) is None:
+                    one = (in_processes if options["processes"] else train)(name, settings, seed, x, y)
+                    done.add(name, seed, settings, one)
+                found[name].append(one)
+        rows = summary({name: [one["losses"] for one in runs] for name, runs in found.items()})
+        results[str(rate)] = rows
+        print(f"learning rate {rate}: best training loss, herding bound (medians), epoch that reached shuffling's best")
+        for name, row in rows.items():
+            bounds = [one["herding"] for one in found[name] if "herding" in one]
+            bound = f"{statistics.median(bounds):8.2f}" if bounds else ""
+            print(f"  {name:26s} {statistics.median(row['best']):.5f} {bound}   {row['reached']}", flush=True)
+    bench.report(f"ordering-{options['task']}", {"options": options, "rates": results})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from benchmarks import bench
 from paceline import tasks
 from paceline.roles import Batch, LearningRate, Sync
 
-__all__ = ["Roles", "compare", "momentum"]
+__all__ = ["PATIENCE", "Done", "Roles", "compare", "momentum"]
 
 WARM_UP = 0.05  # of all examples
 PATIENCE = 7200.0  # seconds: who measures something else meanwhile may pause all workers
