@@ -5,10 +5,10 @@
 
 Logistic regression on 20,000 examples (Fashion-MNIST; SST-2 by its 2,000 most frequent words), one example of each
 stream a step, constant learning rates from limited by optimisation to limited by noise. The streams are simulated in
-one process with the parts that a run has, so that nothing but the order differs; with ``--processes`` every stream is a
-worker, and the order that of its ``Run``. The figure is the first epoch in which the training loss is at most the best
-that shuffling has reached in all its epochs, for each seed. Beside it the herding bound of the last order, for the
-gradients of the model as it is at the end.
+one process with the parts that a run has, so that nothing but the order differs. With ``--processes`` every stream is a
+worker, and the order that of its ``Run``, which may train another ``--model`` of the task. The figure is the first
+epoch in which the training loss is at most the best that shuffling has reached in all its epochs, for each seed. Beside
+it the herding bound of the last order, for the gradients of the model as it is at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,13 +26,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import paceline as pl
 from benchmarks import bench
 from benchmarks.training import PATIENCE, Done
 from paceline import tasks
 from paceline.order import PairBalancer, WorkerStreams
+from paceline.probe import Example
 from paceline.probe.sketch import SignSketch
 from paceline.roles import Order
 
@@ -127,11 +129,13 @@ METHODS: dict[str, Callable[[list[list[int]], int], Streams]] = {
     **{f"CD-GraB, k = {size}, {bits} bits": partial(sketched, size, bits) for size in SIZES for bits in (8, 32)},
 }
 USUAL = ["shuffling", "flip-flop", "CD-GraB", "CD-GraB, k = 256, 8 bits", "ID-GraB"]
-ORDERS: dict[str, Callable[[], Order]] = {
-    "shuffling": pl.order.Shuffle,
-    "CD-GraB, k = 256, 8 bits": lambda: pl.order.PairBalance(streams=WorkerStreams()),
+LEARNT = {
+    "CD-GraB, k = 256, 8 bits": partial(pl.order.PairBalance, streams=WorkerStreams()),
+    "CD-GraB, k = 64, 8 bits": partial(pl.order.PairBalance, streams=WorkerStreams(), sketch=64),
+    "CD-GraB, k = 1024, 8 bits": partial(pl.order.PairBalance, streams=WorkerStreams(), sketch=1024),
 }
-"""Those that there are with ``--processes``."""
+ORDERS: dict[str, Callable[[], Order]] = {"shuffling": pl.order.Shuffle, "flip-flop": pl.order.FlipFlop, **LEARNT}
+"""Those that workers have, in a ``Run``."""
 
 
 def data(task: str, examples: int) -> tuple[Tensor, Tensor]:
@@ -181,38 +185,66 @@ def herding(x: Tensor, errors: Tensor, orders: Tensor) -> float:
     return most
 
 
-def work(method: str, options: dict[str, Any], seed: int, x: Tensor, y: Tensor, file: str) -> None:
-    """The same by one of several workers; rank 0 writes what came of it."""
-    model = nn.Linear(x.shape[1], int(y.max()) + 1, bias=False)  # the inputs have a 1
-    nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=options["rate"])
+class Job(NamedTuple):
+    """What workers train."""
+
+    model: nn.Module
+    loss: Callable[[Any, Any], Tensor]
+    dataset: Dataset[Any]
+    judge: Callable[[], float]
+    """The training loss."""
+
+
+def job(options: dict[str, Any], seed: int) -> Job:
+    """The linear model, or one of the task's."""
+    if options["model"]:
+        task = tasks.load(options["task"])
+        model = task.model(options["model"], seed=seed)
+        known, examples = replace(task, test=task.train), options["examples"]
+        dataset = Subset(task.train, range(examples))
+        return Job(model, task.loss, dataset, lambda: known.evaluate(model, examples)["loss"])
+    x, y = data(options["task"], options["examples"])
+    linear = nn.Linear(x.shape[1], int(y.max()) + 1, bias=False)  # the inputs have a 1
+    nn.init.zeros_(linear.weight)
+    return Job(linear, entropy, TensorDataset(x, y), lambda: float(F.cross_entropy(linear(x).detach(), y)))
+
+
+def entropy(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
+    """Of the classes that a linear model gives."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def work(method: str, options: dict[str, Any], seed: int, file: str) -> None:
+    """The training of one of several workers; rank 0 writes what came of it."""
+    model, loss, dataset, judge = job(options, seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options["rate"], momentum=options["momentum"])
     losses = []
     with pl.Run(
         model,
         optimizer,
-        TensorDataset(x, y),
-        batch=options["streams"],
+        dataset,
+        batch=options["batch"] or options["streams"],
         order=ORDERS[method](),
+        probe=pl.Probe(unit=Example(loss)) if method in LEARNT and options["batch"] else None,
         seed=seed,
         deadline=PATIENCE,
     ) as run:
         for step in run.steps(epochs=options["epochs"]):
             optimizer.zero_grad()
-            for inputs, classes in step:
-                step.backward(F.cross_entropy(model(inputs), classes))
+            for batch in step:
+                step.backward(loss(model, batch))
             optimizer.step()
-            if run.progress.examples % len(x) == 0:
-                with torch.no_grad():
-                    losses.append(float(F.cross_entropy(model(x), y)))
+            if run.progress.examples % options["examples"] == 0:
+                losses.append(judge())
         if run.fleet.rank == 0:
             Path(file).write_text(json.dumps({"losses": losses}))
 
 
-def in_processes(method: str, options: dict[str, Any], seed: int, x: Tensor, y: Tensor) -> dict[str, Any]:
+def in_processes(method: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
     """One training by as many workers as there are streams."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        bench.launch(options["streams"], work, method, options, seed, x, y, str(file))
+        bench.launch(options["streams"], work, method, options, seed, str(file))
         found: dict[str, Any] = json.loads(file.read_text())
     return found
 
@@ -233,24 +265,35 @@ def summary(losses: dict[str, list[list[float]]]) -> dict[str, Any]:
 def main() -> None:
     """Train, and show it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=list(RATES), default="fashion-mnist")
+    parser.add_argument("--task", default="fashion-mnist")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--examples", type=int, default=20_000)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--model", help="of the task, trained by workers; by default a linear one")
+    parser.add_argument(
+        "--batch", type=int, default=0, help="of all workers together, whose orders see single examples"
+    )
+    parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--rate", type=float, action="append", help="default: four of them")
     parser.add_argument("--method", action="append", choices=list(METHODS), dest="methods")
     parser.add_argument("--processes", action="store_true", help="a worker for each stream, in a Run")
     parser.add_argument("--anew", action="store_true", help="train also what was trained before")
     options = vars(parser.parse_args())
     if not options["processes"]:
+        if options["model"] or options["batch"] or options["momentum"]:
+            parser.error("--model, --batch and --momentum are for workers: add --processes")
+        for name in ("model", "batch", "momentum"):
+            del options[name]
         torch.set_num_threads(1)  # the steps are too small to share
-    chosen, rates = options.pop("methods"), options.pop("rate") or RATES[options["task"]]
-    chosen = chosen or (list(ORDERS) if options["processes"] else USUAL)
+    chosen, rates = options.pop("methods"), options.pop("rate") or RATES.get(options["task"])
+    if not rates:
+        parser.error("there are no usual rates for this task: give --rate")
+    chosen = chosen or ([name for name in USUAL if name in ORDERS] if options["processes"] else USUAL)
     first, count = options.pop("first"), options.pop("seeds")
     done = Done(f"ordering-{options['task']}", options.pop("anew"))
-    x, y = data(options["task"], options["examples"])
+    known = None if options["processes"] else data(options["task"], options["examples"])
     results: dict[str, Any] = {}
     for rate in rates:
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
@@ -258,7 +301,7 @@ def main() -> None:
         for seed in range(first, first + count):
             for name in chosen:
                 if (one := done.get(name, seed, settings)) is None:
-                    one = (in_processes if options["processes"] else train)(name, settings, seed, x, y)
+                    one = train(name, settings, seed, *known) if known else in_processes(name, settings, seed)
                     done.add(name, seed, settings, one)
                 found[name].append(one)
         rows = summary({name: [one["losses"] for one in runs] for name, runs in found.items()})

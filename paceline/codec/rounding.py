@@ -21,7 +21,7 @@ FINEST = 2.0**-21  # lattice steps of the largest number of a block: indices sta
 SMALLEST, LARGEST = 2.0**-100, 2.0**127  # lattice steps: their inverses are numbers, too
 # Steps of the range that are not used: half a step for each of two roundings, twice, and the rounding of a shift.
 SLACK = 2.6
-CHUNK = 1 << 18  # numbers at a time: fewer, and calls take longer than what they do
+CHUNK = 1 << 17  # numbers at a time: fewer, and calls take longer than what they do
 
 
 def scales_for(reach: Tensor, largest: Tensor, bits: int) -> Tensor:
