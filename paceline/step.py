@@ -255,7 +255,7 @@ class Step:
         parts, plan = self._parts, self.plan
         if Need.UNITS in parts.probe.now:
             single, weights = isinstance(parts.probe.unit, Example), [weight for _, weight in self._losses]
-            self.fragments = fragments_of(self._fitting, parts.fleet.rank, weights, parts.probe.images(), single)
+            self.fragments = fragments_of(self._fitting, parts.fleet.rank, weights, parts.probe.order_images(), single)
         # Before anything is laid together to be sent, which may change what is in .grad.
         within = parts.probe.within and parts.probe.measuring and bool(self._losses)
         own_sqnorm = parts.probe.own_sqnorm() if within else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from paceline.errors import LoopError
 from paceline.probe.coordinates import Squares
 from paceline.probe.norms import norm, sqnorm
+from paceline.probe.preconditioned import Preconditioned
 from paceline.probe.sketch import LinearMap
 from paceline.probe.tally import Layout, Tally
 
@@ -52,12 +53,23 @@ class MicroBatchMeter:
         self._mapping = mapping
         self.begin(0, keep=keep)
 
-    def begin(self, micro_batches: int, squares: bool = False, keep: bool = False, norms: bool = True) -> None:
-        """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted."""
+    def begin(
+        self,
+        micro_batches: int,
+        squares: bool = False,
+        keep: bool = False,
+        norms: bool = True,
+        factors: Mapping[nn.Parameter, Tensor] | None = None,
+    ) -> None:
+        """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted.
+
+        With ``factors``, images of gradients times these, too.
+        """
         self._norms = norms
         self._tally.clear()
         self._tally.keep = keep
         self._squaring = self.squares if squares else None
+        self.preconditioned = None if factors is None else Preconditioned(self._layout, self._mapping, factors)
         self._late: tuple[float, float] | None = None
         self.whole = (0.0, 1.0)
         """The weight of this worker's gradient, and what the mean over it was multiplied by in ``.grad``."""
@@ -90,6 +102,8 @@ class MicroBatchMeter:
                 self._last = self._layout.image(self._mapping, gradients)
             if self._squaring is not None:
                 self._squaring.begin(gradients)
+            if self.preconditioned is not None and not self.adds_up:
+                self.preconditioned.begin(gradients)
 
     def see_bucket(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """See gradients of the last backward pass before they are reduced: afterwards ``.grad`` is everybody's mean."""
@@ -100,7 +114,7 @@ class MicroBatchMeter:
         }
         self._shown.update(known)
         self._shown_norms.append(norm(known.values()))
-        if self._squaring is not None:
+        if self._squaring is not None or self.preconditioned is not None:
             self._shown_gradients.update((each, gradient.clone()) for each, gradient in known.items())
         if self._wants_images:
             image = self._layout.image(self._mapping, known)
@@ -118,9 +132,16 @@ class MicroBatchMeter:
         if weight:
             whole = self.whole[0] + weight
             self.whole = whole, whole * factor / weight
-        if self._squaring is not None:
+        if self._squaring is not None or self.preconditioned is not None:
             every = {**self._layout.gradients(), **self._shown_gradients}
-            self._squaring.add_pass(every, weight, factor, more=self._passes < self._micro_batches)
+            if self._squaring is not None:
+                self._squaring.add_pass(every, weight, factor, more=self._passes < self._micro_batches)
+            if self.preconditioned is not None:
+                self.preconditioned.add_pass(every, weight, factor)
+        if not (self._norms or self._tally.keep):
+            if weight:
+                self._tally.add(weight, 0.0, factor)
+            return
         if not self._wants_images and not self._shown:
             self._late = weight, factor
             return
@@ -171,4 +192,4 @@ class MicroBatchMeter:
 
     @property
     def _wants_images(self) -> bool:
-        return self._tally.keep or self._micro_batches != 1 or not self.adds_up
+        return self._tally.keep or (self._norms and (self._micro_batches != 1 or not self.adds_up))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.probe.norms import row_sqnorms
 from paceline.probe.sketch import LinearMap
 
-__all__ = ["Conv", "Geometry", "Part", "Sums", "formed", "of_convolution", "of_linear", "total"]
+__all__ = ["Conv", "Geometry", "Part", "Sums", "formed", "of_convolution", "of_linear", "times", "total"]
 
 # Numbers that are formed at a time: fewer make more calls, more do not stay in a cache from one pass to the next.
 BLOCK = 1 << 20
@@ -118,6 +118,11 @@ def total(parts: Sequence[Part]) -> Part:
         return sum(others, first)
 
     return Several(parts[0].examples, sum(part.numbers for part in parts), form)
+
+
+def times(part: Part, factors: Tensor) -> Part:
+    """The gradients times factors, number by number: outer products are none any more, so all of them are formed."""
+    return Several(part.examples, part.numbers, lambda which: part.form(which) * factors.flatten())
 
 
 def formed(gradients: Tensor) -> Part:

@@ -18,6 +18,7 @@ from paceline.probe.coordinates import Squares
 from paceline.probe.norms import sqnorm
 from paceline.probe.one_by_one import OneByOne
 from paceline.probe.parts import Part, Sums
+from paceline.probe.preconditioned import Preconditioned
 from paceline.probe.sketch import LinearMap
 from paceline.probe.tally import Layout, Tally
 from paceline.probe.units import Example
@@ -78,14 +79,26 @@ class ExampleMeter:
         self._limit = unit.chunk_size * layout.length
         self._length = 0
         self._norms = self.adds_up = True
+        self.preconditioned: Preconditioned | None = None
 
-    def begin(self, micro_batches: int, squares: bool = False, keep: bool = False, norms: bool = True) -> None:
-        """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted."""
+    def begin(
+        self,
+        micro_batches: int,
+        squares: bool = False,
+        keep: bool = False,
+        norms: bool = True,
+        factors: Mapping[nn.Parameter, Tensor] | None = None,
+    ) -> None:
+        """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted.
+
+        With ``factors``, images of gradients times these, too.
+        """
         self._norms = norms
         self.tally.clear()
         self.tally.keep = keep
         self.whole = (0.0, 1.0)
         self._squaring = self.squares if squares else None
+        self.preconditioned = None if factors is None else Preconditioned(self._layout, self._mapping, factors)
         if self._squaring is not None:
             self._squaring.begin({})
 
@@ -119,19 +132,24 @@ class ExampleMeter:
     def _take(self, parts: Mapping[str, Part], examples: int) -> None:
         """Count the examples of a chunk as units."""
         mapping = self._mapping
-        images = sqnorms = None
-        if self.tally.keep:
-            images = torch.zeros(examples, mapping.size, dtype=mapping.dtype, device=self._device)
+        images = self._blank(examples) if self.tally.keep else None
+        sqnorms = None
         if self._norms:
             sqnorms = torch.zeros(examples, dtype=torch.float64, device=self._device)
-        for name, part in parts.items():
+        for name, part in parts.items() if self._norms or self.tally.keep else ():
             parameter = self._parameters[name]
             squares = None if self._squaring is None else self._squaring.sums[parameter]
             part.add_to(Sums(images, sqnorms, squares, mapping, self._layout.offsets[parameter], self._limit))
+        if self.preconditioned is not None:
+            named = {self._parameters[name]: part for name, part in parts.items()}
+            self.preconditioned.add_examples(named, self._blank(examples), self._limit)
         norms = None if sqnorms is None else sqnorms.sqrt()
         for number in range(examples):
             image = None if images is None else images[number]
             self.tally.add(1.0, 0.0 if norms is None else norms[number], image=image)
+
+    def _blank(self, examples: int) -> Tensor:
+        return torch.zeros(examples, self._mapping.size, dtype=self._mapping.dtype, device=self._device)
 
     def before_backward(self) -> None:
         """See whether ``.grad`` will be of this step's examples alone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,9 @@ class Probe:
         self.always = always
         self.keep = keep
         self.seed = seed
+        self.optimizer: Optimizer | None = None
+        """That of the run that it serves."""
+        self._factors: Mapping[nn.Parameter, Tensor] | None = None
         self._layout = Layout([])
         self._meter: MicroBatchMeter | ExampleMeter | None = None
         self._measuring = self._partial = self._warned = False
@@ -112,7 +115,7 @@ class Probe:
         """
         if self._meter is not None:
             raise SettingError("this Probe serves another run that is not closed; make one for each run")
-        self._model, self._optimizer, self.needs = model, optimizer, needs
+        self._model, self.optimizer, self.needs, self._factors = model, optimizer, needs, None
         try:
             self._lay_out(parameters)
             if needs or self.always:
@@ -135,14 +138,14 @@ class Probe:
 
     def _lay_out(self, parameters: Sequence[nn.Parameter]) -> None:
         self._given = self._state(parameters)
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
         updated = {id(each) for group in groups for each in group["params"]}
-        seen = [each for each in parameters if self._optimizer is None or id(each) in updated]
+        seen = [each for each in parameters if self.optimizer is None or id(each) in updated]
         self._layout, self._partial = Layout(seen), len(seen) < len(parameters)
 
     def _state(self, parameters: Sequence[nn.Parameter]) -> tuple[list[int], int]:
         """Which parameters there are, and how many the optimizer has: it may be given more, and none is taken away."""
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [id(each) for each in parameters], sum(len(group["params"]) for group in groups)
 
     def _begin_to_measure(self) -> None:
@@ -166,8 +169,16 @@ class Probe:
 
     @property
     def _keeps(self) -> bool:
-        """Whether the images of all units of the step are needed."""
-        return self.keep or self.exact or bool(self.now & {Need.DIRECTION, Need.UNITS})
+        """Whether the images of all units of the step are needed, of their gradients themselves."""
+        asked = {Need.DIRECTION} if self._factors is not None else {Need.DIRECTION, Need.UNITS}
+        return self.keep or self.exact or bool(self.now & asked)
+
+    def precondition(self, factors: Mapping[nn.Parameter, Tensor] | None) -> None:
+        """From the next step on an order sees gradients times these, number by number; None for gradients themselves.
+
+        Statistics stay those of gradients. A parameter without factors counts as zero.
+        """
+        self._factors = factors
 
     def detach(self) -> None:
         """End to serve it."""
@@ -182,7 +193,8 @@ class Probe:
         self._measuring = self.looking and needs != ONLY_UNITS
         if self._meter is not None and needs is not None:
             self.now = needs & self.needs
-            self._meter.begin(micro_batches, Need.COORDINATES in self.now, self._keeps, norms=self._measuring)
+            factors = self._factors if Need.UNITS in self.now else None
+            self._meter.begin(micro_batches, Need.COORDINATES in self.now, self._keeps, self._measuring, factors)
 
     def before(self, batch: Any) -> None:
         """See a micro-batch before the user's loop gets it."""
@@ -261,6 +273,11 @@ class Probe:
     def images(self) -> list[Tensor]:
         """The images of this worker's units of the step, but for those of weight zero, where they are kept."""
         return list(self._measuring_meter().tally.images())
+
+    def order_images(self) -> list[Tensor]:
+        """The same of what an order balances: gradients, or these times the factors of :meth:`precondition`."""
+        preconditioned = self._measuring_meter().preconditioned
+        return self.images() if preconditioned is None else preconditioned.images
 
     def mean_sqnorm(self, scale: float, gradients: Iterable[Tensor] | None = None) -> float:
         """Squared norm of the present ``.grad`` divided by ``scale``: exact, no sketch. NaN while not active.

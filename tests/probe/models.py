@@ -62,10 +62,11 @@ def drive(
     *,
     amp_scale: float = 1.0,
     during_backward: Callable[[bool], None] = lambda last: None,
+    needs: frozenset[Need] = frozenset(Need),
 ) -> None:
     """One step on one worker, with losses scaled by their shares and by the AMP scale."""
     total = sum(len(batch[0]) for batch in batches)
-    probe.begin(len(batches))
+    probe.begin(len(batches), needs)
     for number, batch in enumerate(batches):
         probe.before(batch)
         weight = float(len(batch[0]))
