@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from paceline.errors import SettingError
+from paceline.order.learnt import Learnt
+from paceline.order.preconditioner import DIVISORS
 from paceline.probe import Example, Probe
 from paceline.probe.units import Unit
 from paceline.rate import scales_of
@@ -73,6 +75,7 @@ def check_roles(
         if name != "sync" and callable(getattr(role, "attach", None)):
             raise SettingError(f"{name}={role!r} is a sync; write sync={role!r}")
     scales_of(roles["lr"], optimizer)
+    _check_divides(roles["order"], optimizer)
     always = probe is not None and probe.always
     choosy = [role for role in roles.values() if isinstance(role, Choosy) and callable(role.refuse)]
     for role in choosy:
@@ -84,6 +87,17 @@ def check_roles(
                 role.refuse(roles, True, local_data)
             remedy += ", or write Probe(always=True, …) for the record"
         raise SettingError(f"probe={probe!r} has no effect, since no role asks for measurements; {remedy}")
+
+
+def _check_divides(order: object, optimizer: torch.optim.Optimizer) -> None:
+    """Where gradients are balanced as the optimizer divides them, it must be known by what."""
+    if isinstance(order, Learnt) and order.preconditioned and type(optimizer) not in DIVISORS:
+        *names, last = (kind.__name__ for kind in DIVISORS)
+        raise SettingError(
+            f"order={order!r} balances gradients as the optimizer divides them, but {type(optimizer).__name__} divides "
+            f"by nothing, or by what is not known; use {', '.join(names)} or {last} of torch.optim, or leave "
+            "preconditioned=True out"
+        )
 
 
 def asking(roles: dict[str, object], needs: Iterable[Need]) -> dict[str, object]:

@@ -16,6 +16,7 @@ from paceline.errors import LoopError, SettingError
 from paceline.order.balancing import Balancer, MeanBalancer, PairBalancer
 from paceline.order.fragments import Fold, Fragment, pack, unpack
 from paceline.order.ledger import Ledger
+from paceline.order.preconditioner import Preconditioner
 from paceline.order.signs import Greedy, Rule
 from paceline.probe.units import Example
 from paceline.records import Progress
@@ -63,6 +64,7 @@ class Learnt:
         streams: OneStream | WorkerStreams,
         sketch: int | None,
         exact: bool,
+        preconditioned: bool,
     ) -> None:
         name = type(self).__name__
         if unit is not None and (type(unit) is not int or unit < 1):
@@ -75,6 +77,8 @@ class Learnt:
             raise SettingError(f"{name}: streams ({streams!r}) must be order.OneStream() or order.WorkerStreams()")
         self._make, self._wanted, self._streams = make, unit, streams
         self._sketch, self._exact = sketch or SKETCH, exact
+        self.preconditioned = preconditioned
+        """Whether gradients are balanced as the optimizer divides them."""
         self.epoch = 0
         """The epoch whose order it gives."""
         self.digest = 0
@@ -84,6 +88,7 @@ class Learnt:
     def __repr__(self) -> str:
         told = [f"unit={self._wanted}", f"streams={self._streams!r}"]
         told.append("exact=True" if self._exact else f"sketch={self._sketch}")
+        told += ["preconditioned=True"] if self.preconditioned else []
         return f"{type(self).__name__}({', '.join(told)}, rule={self.rule!r})"
 
     @property
@@ -124,6 +129,7 @@ class Learnt:
         self._own: list[Fragment] = []
         self._rule = deepcopy(self.rule)  # one that draws lots begins anew with every run
         self._start(0, self._first_orders())
+        self._preconditioner = Preconditioner(probe) if self.preconditioned else None
 
     def _first_orders(self) -> list[list[int]]:
         counts = [length // self._unit for length in self._lengths]
@@ -215,15 +221,22 @@ class Learnt:
 
     def _turn(self, epoch: int) -> None:
         self.epoch, self._orders = epoch, self._balancer.next_orders()
+        anew = self._preconditioner is not None and self._preconditioner.freeze()
+        if anew:  # the mean and the norms of gradients say nothing of gradients that are divided
+            self._rule = deepcopy(self.rule)
         if not self._local and len(self._orders) != self._parted:  # another number of workers has resumed the run
             self._start(epoch, self._deal(self._sequence()))
+        elif anew:
+            self._start(epoch, self._orders)
         else:
             self._open()
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, in the middle of an epoch, too: all that was told must have been heard."""
         balancer, ledger = self._balancer.state_dict(), self._ledger.state_dict()
-        return {"epoch": self.epoch, "unit": self._unit, "orders": self._orders, "balancer": balancer, "ledger": ledger}
+        known = {"epoch": self.epoch, "unit": self._unit, "orders": self._orders}
+        factors = {} if self._preconditioner is None else {"factors": self._preconditioner.factors()}
+        return {**known, "balancer": balancer, "ledger": ledger, **factors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take that back; units stay what they were."""
@@ -231,6 +244,8 @@ class Learnt:
         self._start(state["epoch"], [list(order) for order in state["orders"]])
         self._balancer.load_state_dict(state["balancer"])
         self._ledger.load_state_dict(state["ledger"])
+        if self._preconditioner is not None:
+            self._preconditioner.take_back(state["factors"])
 
 
 class PairBalance(Learnt):
@@ -241,6 +256,9 @@ class PairBalance(Learnt):
         streams: one for all (:class:`OneStream`), or one for each worker (:class:`WorkerStreams`).
         sketch: numbers that are kept and sent of each gradient (256).
         exact: compare whole gradients, for comparison; needs ``Probe(exact=True)``.
+        preconditioned: balance gradients as the optimizer divides them (Adam and its relatives, Adagrad, RMSprop): each
+            number over sqrt(v) + eps, as it is when the epoch begins; in a first epoch, gradients as they are. There is
+            no theory for it.
         rule: how signs are chosen: :class:`Greedy`, :class:`Walk`, :class:`Halving`.
     """
 
@@ -251,11 +269,12 @@ class PairBalance(Learnt):
         streams: OneStream | WorkerStreams = OneStream(),  # noqa: B008 (it is frozen)
         sketch: int | None = None,
         exact: bool = False,
+        preconditioned: bool = False,
         rule: Rule | None = None,
     ) -> None:
         self.rule = rule or Greedy()
         shared = not isinstance(streams, WorkerStreams) or streams.shared_sum
-        super().__init__(partial(PairBalancer, coordinated=shared), unit, streams, sketch, exact)
+        super().__init__(partial(PairBalancer, coordinated=shared), unit, streams, sketch, exact, preconditioned)
 
 
 class GraB(Learnt):
@@ -265,11 +284,19 @@ class GraB(Learnt):
         unit: examples of a unit; by default those of a micro-batch (``micro``, or a worker's share of the first step).
         sketch: numbers that are kept and sent of each gradient (256).
         exact: compare whole gradients, for comparison; needs ``Probe(exact=True)``.
+        preconditioned: balance gradients as the optimizer divides them, as in :class:`PairBalance`; their mean is that
+            of the epoch before, divided as it was there.
         rule: how signs are chosen: :class:`Greedy`, :class:`Walk`, :class:`Halving`.
     """
 
     def __init__(
-        self, *, unit: int | None = None, sketch: int | None = None, exact: bool = False, rule: Rule | None = None
+        self,
+        *,
+        unit: int | None = None,
+        sketch: int | None = None,
+        exact: bool = False,
+        preconditioned: bool = False,
+        rule: Rule | None = None,
     ) -> None:
         self.rule = rule or Greedy()
-        super().__init__(partial(MeanBalancer, rounded=not exact), unit, OneStream(), sketch, exact)
+        super().__init__(partial(MeanBalancer, rounded=not exact), unit, OneStream(), sketch, exact, preconditioned)

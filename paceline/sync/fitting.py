@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.codec import Identity
 from paceline.codec.lattice import refuse_lattice
 from paceline.errors import SettingError
+from paceline.order.learnt import Learnt
 from paceline.role_check import asking, check_object
 from paceline.roles import Need
 from paceline.sync.every import timed, whole
@@ -65,6 +66,13 @@ def refuse_roles(role: LocalSGD, roles: dict[str, object], always: bool) -> None
             f"{title}(overlap={role.overlap}): {name}={other!r} learns from gradients, and needs all workers to meet "
             "before the next epoch begins, but averages in the background come later; leave overlap out, or use "
             "order.Shuffle"
+        )
+    order = roles["order"]
+    if isinstance(order, Learnt) and order.preconditioned and not isinstance(role.optimizer_state, Average):
+        raise SettingError(
+            f"{title}: order={order!r} balances the gradients of all workers as the optimizer divides them, but with "
+            f"optimizer_state={role.optimizer_state!r} an epoch does not begin with the same divisors on all; use "
+            "optimizer_state=sync.Average(), or sync.AllReduce"
         )
     if role.measuring is not Measuring.FIRST and not always and not asking(roles, (Need.VARIANCE,)):
         raise SettingError(

@@ -44,20 +44,21 @@ class Own(Dataset[tuple[Tensor, Tensor]]):
         return self.x[at], self.y[at]
 
 
-def own_streams() -> order.PairBalance:
-    return order.PairBalance(streams=order.WorkerStreams(shared_sum=False))
+def own_streams(preconditioned: bool = False) -> order.PairBalance:
+    return order.PairBalance(streams=order.WorkerStreams(shared_sum=False), preconditioned=preconditioned)
 
 
-def make(lr: float, dataset: Own, **more: Any) -> pl.Run:
+def make(lr: float, dataset: Own, preconditioned: bool, **more: Any) -> pl.Run:
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    return pl.Run(model, optimizer, dataset, order=own_streams(), micro=UNIT, **more)
+    optimizer = (torch.optim.Adam if preconditioned else torch.optim.SGD)(model.parameters(), lr=lr)
+    return pl.Run(model, optimizer, dataset, order=own_streams(preconditioned), micro=UNIT, **more)
 
 
-def swarm(lr: float) -> tuple[pl.Run, Own]:
+def swarm(lr: float, preconditioned: bool = False) -> tuple[pl.Run, Own]:
     dataset = Own(int(os.environ["RANK"]))
     role = sync.Gossip(3, codec=Identity(), blocking=True)  # 10 steps an epoch: most rounds end in the middle of one
-    return make(lr, dataset, batch=2 * SHARE, sync=role, local_data=True, deadline=30.0), dataset
+    settings: dict[str, Any] = {"batch": 2 * SHARE, "sync": role, "local_data": True, "deadline": 30.0}
+    return make(lr, dataset, preconditioned, **settings), dataset
 
 
 def orders_of(run: pl.Run) -> list[int]:
@@ -83,22 +84,27 @@ def orders(run: pl.Run, steps: int = STEPS) -> list[list[int]]:
     return found
 
 
-def in_a_swarm(lr: float) -> tuple[list[list[int]], list[int]]:
-    run, dataset = swarm(lr)
+def in_a_swarm(lr: float, preconditioned: bool = False) -> tuple[list[list[int]], list[int]]:
+    run, dataset = swarm(lr, preconditioned)
     with run:
         return orders(run), dataset.ids
 
 
-def by_itself(part: int) -> list[list[int]]:
-    with make(0.0, Own(part), batch=SHARE, seed=1_000_003 * part) as run:
+def by_itself(part: int, preconditioned: bool) -> list[list[int]]:
+    with make(0.0, Own(part), preconditioned, batch=SHARE, seed=1_000_003 * part) as run:
         return orders(run)
 
 
-def test_each_worker_learns_what_it_would_learn_alone(pool: Pool) -> None:
-    """Models that never change have the same gradients in a swarm and alone, so the orders must be the same."""
-    found = pool.run(2, in_a_swarm, 0.0)
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_each_worker_learns_what_it_would_learn_alone(pool: Pool, preconditioned: bool) -> None:
+    """Models that never change have the same gradients in a swarm and alone, so the orders must be the same.
+
+    Also if each divides them by moments of its own.
+    """
+    found, plain = pool.run(2, in_a_swarm, 0.0, preconditioned), pool.run(2, in_a_swarm, 0.0)
+    assert (found == plain) is not preconditioned
     for part, (ours, _) in enumerate(found):
-        [alone] = pool.run(1, by_itself, part)
+        [alone] = pool.run(1, by_itself, part, preconditioned)
         assert ours == alone
         assert len({tuple(each) for each in ours}) == EPOCHS  # epoch after epoch another one
 
@@ -112,22 +118,23 @@ def test_every_worker_sees_each_of_its_examples_once_an_epoch_and_orders_follow_
         assert before[-1] != after[-1]
 
 
-def saved(folder: Path) -> list[list[int]]:
-    with swarm(0.0)[0] as run:
+def saved(folder: Path, preconditioned: bool) -> list[list[int]]:
+    with swarm(0.0, preconditioned)[0] as run:
         found = orders(run, SAVED_AT)
         run.save(folder / "at.ckpt")
         return found
 
 
-def resumed(folder: Path) -> list[list[int]]:
-    with swarm(0.0)[0] as run:
+def resumed(folder: Path, preconditioned: bool) -> list[list[int]]:
+    with swarm(0.0, preconditioned)[0] as run:
         assert run.resume(folder / "at.ckpt")
         return orders(run, STEPS - SAVED_AT)
 
 
-def test_resume_in_the_middle_of_an_epoch(pool: Pool, tmp_path: Path) -> None:
-    whole = pool.run(2, in_a_swarm, 0.0)
-    first, second = pool.run(2, saved, tmp_path), pool.run(2, resumed, tmp_path)
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_resume_in_the_middle_of_an_epoch(pool: Pool, tmp_path: Path, preconditioned: bool) -> None:
+    whole = pool.run(2, in_a_swarm, 0.0, preconditioned)
+    first, second = (pool.run(2, job, tmp_path, preconditioned) for job in (saved, resumed))
     for (expected, _), begun, ended in zip(whole, first, second, strict=True):
         assert begun + ended == expected
 
