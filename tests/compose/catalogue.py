@@ -58,6 +58,7 @@ def each_own() -> batch.EachOwn:
 
 def orders() -> list[Method]:
     learns = frozenset({"learns an order"})
+    divides = learns | {"divides gradients"}
     return [
         Method("order", "Shuffle", order.Shuffle),
         Method("order", "ShuffleOnce", order.ShuffleOnce),
@@ -71,6 +72,8 @@ def orders() -> list[Method]:
             "order", "PairBalance in WorkerStreams", lambda: order.PairBalance(streams=order.WorkerStreams()), learns
         ),
         Method("order", "GraB", order.GraB, learns),
+        Method("order", "PairBalance preconditioned", lambda: order.PairBalance(preconditioned=True), divides),
+        Method("order", "GraB preconditioned", lambda: order.GraB(preconditioned=True), divides),
     ]
 
 
@@ -104,11 +107,12 @@ def balances() -> list[Method]:
 
 
 def local(name: str, every: Any, *kinds: str, repeats: bool = True, **settings: Any) -> Method:
+    moments = set() if "averages momentum" in kinds else {"has other moments on each worker"}
     return Method(
         "sync",
         f"LocalSGD {name}".rstrip(),
         lambda **codec: sync.LocalSGD(every, **settings, **codec),
-        frozenset({"averages models", *kinds}),
+        frozenset({"averages models", *kinds, *moments}),
         repeats=repeats,
     )
 

@@ -55,7 +55,9 @@ def make(chosen: Choice) -> pl.Run:
     if chosen["batch"] == chosen["balance"] == "EachOwn":
         roles["balance"] = roles["batch"]
     model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if "divides gradients" in method("order", chosen["order"]).kinds:  # as only some optimizers do
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     return pl.Run(model, optimizer, data(LENGTH), micro=MICRO, deadline=30.0, **roles)
 
 

@@ -24,8 +24,8 @@ class Rule:
     """Each in the place of one of the two mends it."""
 
 
-SYNCS: dict[str, Name] = {name: ("sync", name) for name in ("LocalSGD", "AllReduce", "Gossip", "LocalSGD with Reset")}
-LOCAL, ALL, GOSSIP, RESET = SYNCS.values()
+SYNCS = ("LocalSGD", "AllReduce", "Gossip", "LocalSGD with Reset", "LocalSGD with Average")
+LOCAL, ALL, GOSSIP, RESET, AVERAGE = (("sync", name) for name in SYNCS)
 SHUFFLE, GROWTH, SHARES = ("order", "Shuffle"), ("batch", "GrowthSchedule"), ("balance", "Fixed")
 LINEAR, NORM, OWN = ("lr", "Linear"), ("batch", "NormTest"), ("batch", "EachOwn")
 HALF, BFLOAT, LATTICE, EXACT = (("codec", name) for name in ("Half", "BFloat16", "Lattice", "Identity"))
@@ -48,6 +48,7 @@ RULES = [
     Rule("averages models", "compares directions", (ALL, NORM)),
     Rule("averages models", "needs near numbers", (GOSSIP, HALF, BFLOAT)),
     Rule("averages in the background", "learns an order", (LOCAL, SHUFFLE)),
+    Rule("has other moments on each worker", "divides gradients", (ALL, AVERAGE)),
     Rule("averages momentum", "rounds", (RESET,)),
     Rule("averages gradients", "decides for each", (LOCAL, NORM)),
     Rule("averages gradients", "keeps what is lost", (LOCAL, HALF, BFLOAT)),
