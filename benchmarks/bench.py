@@ -8,7 +8,7 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +131,10 @@ def report(question: str, results: dict[str, Any], folder: Path | None = None) -
     print(json.dumps(found))
 
 
-def show(title: str, rows: dict[str, dict[str, Any]], names: Sequence[str] | None = None) -> None:
+def show(title: str, rows: dict[str, dict[str, Any]]) -> None:
     """A small table for people."""
     print(title)
-    for name in names or rows:
-        row = rows[name]
+    for name, row in rows.items():
         low, high = row["quartiles"]
         print(
             f"  {name:34s} {row['milliseconds']:9.3f} ms   ratio {row['ratio']:.4f}   quartiles {low:.4f} … {high:.4f}"

@@ -1,9 +1,9 @@
-"""What does a run cost per step over hand-written DistributedDataParallel?
+"""What does a run cost per step over hand-written DistributedDataParallel? And what recording and norm tests?
 
-Two workers train LeNet and the small ResNet on random images. Blocks of steps of every contestant are interleaved in
-the same processes; the figure is the median over the rounds of the ratio to hand-written DDP in the same round.
-Which of two equal models lies where in memory makes a percent, so the processes are started four times, with the
-contestants built in four orders: two and their reverses.
+Two workers train LeNet, a wider one and the small ResNet on random images. Blocks of steps of every contestant are
+interleaved in the same processes; the figure is the median over the rounds of the ratio to hand-written DDP in the same
+round; for recording and the norm test, to the same run without. Which of two equal models lies where in memory makes a
+percent, so the processes are started four times, with the contestants built in four orders: two and their reverses.
 """
 
 from __future__ import annotations
@@ -23,16 +23,23 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from benchmarks import bench
+from benchmarks.contestants.cost_paceline import Same
 from paceline import record
+from paceline.roles import Batch
 from paceline.tasks.models import LeNet, ResNet
 
 EXAMPLES = 4096
 BATCH = 64
 FOREVER = 10**9
 # Blocks are short, so that those of a round meet the same disturbances, and many, since each is noisy.
-ROUNDS = {"lenet": 300, "resnet": 40}
-STEPS = {"lenet": 5, "resnet": 1}
+ROUNDS = {"lenet": 300, "cnn": 300, "resnet": 40}
+STEPS = {"lenet": 5, "cnn": 5, "resnet": 1}
 STARTS = 4
+BESIDE = {  # contestants whose figure is the ratio to a run that differs in this alone
+    "run, recording": "run",
+    "run, norm test": "run",
+    "run, 2 micro-batches, norm test": "run, 2 micro-batches",
+}
 
 
 def by_hand(model: nn.Module, dataset: TensorDataset, micro_batches: int) -> bench.Block:
@@ -69,11 +76,18 @@ def by_hand(model: nn.Module, dataset: TensorDataset, micro_batches: int) -> ben
     return block
 
 
-def by_run(model: nn.Module, dataset: TensorDataset, wrap: bool = False, **settings: Any) -> bench.Block:
+def by_run(
+    model: nn.Module, dataset: TensorDataset, wrap: bool = False, batch: int | Batch = BATCH, **settings: Any
+) -> bench.Block:
     wrapped = DistributedDataParallel(model) if wrap else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    run = pl.Run(wrapped, optimizer, dataset, batch=BATCH, **settings)
+    run = pl.Run(wrapped, optimizer, dataset, batch=batch, **settings)
     return bench.training(run.steps(steps=FOREVER), wrapped, optimizer)
+
+
+def tested() -> Batch:
+    """A norm test in every step, and the same batch."""
+    return Same(start=BATCH, limit=2 * BATCH, eta=0.5)
 
 
 def recorders(folder: Path) -> list[Any]:
@@ -91,6 +105,8 @@ def worker(name: str, start: int, rounds: int, steps: int, out: str) -> None:
     build: Callable[[], nn.Module]
     if name == "lenet":
         build, shape = lambda: LeNet(1, 28, 10), (1, 28, 28)
+    elif name == "cnn":
+        build, shape = lambda: LeNet(1, 28, 10, (8, 16), (1200,)), (1, 28, 28)
     else:
         build, shape = lambda: ResNet(3, 10), (3, 32, 32)
     dataset = TensorDataset(torch.randn(EXAMPLES, *shape), torch.randint(10, (EXAMPLES,)))
@@ -102,9 +118,11 @@ def worker(name: str, start: int, rounds: int, steps: int, out: str) -> None:
         "run, DDP-wrapped": lambda: by_run(build(), dataset, wrap=True),
         "run, probe": lambda: by_run(build(), dataset, probe=pl.Probe(always=True)),
         "run, recording": lambda: by_run(build(), dataset, record=recorders(Path(tempfile.mkdtemp()))),
+        "run, norm test": lambda: by_run(build(), dataset, batch=tested()),
         "ddp, 2 micro-batches": lambda: by_hand(build(), dataset, 2),
         "run, 2 micro-batches": lambda: by_run(build(), dataset, micro=half),
         "run, 2 micro-batches, probe": lambda: by_run(build(), dataset, micro=half, probe=pl.Probe(always=True)),
+        "run, 2 micro-batches, norm test": lambda: by_run(build(), dataset, batch=tested(), micro=half),
     }
     seconds = bench.interleave(bench.build(makers, start, STARTS), rounds, steps)
     if dist.get_rank() == 0:
@@ -114,7 +132,7 @@ def worker(name: str, start: int, rounds: int, steps: int, out: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=float, default=1.0, help="multiple of the usual number of rounds")
-    parser.add_argument("--model", choices=list(STEPS), action="append", help="default: both")
+    parser.add_argument("--model", choices=list(STEPS), action="append", help="default: all")
     options = parser.parse_args()
     results: dict[str, Any] = {}
     for name in options.model or STEPS:
@@ -128,11 +146,13 @@ def main() -> None:
                     seconds.setdefault(key, []).extend(times)
         alone = {key: times for key, times in seconds.items() if "2 micro" not in key}
         split = {key: times for key, times in seconds.items() if "2 micro" in key}
-        recording = bench.ratios({key: seconds[key] for key in ("run", "run, recording")}, "run")
+        beside = {
+            key: bench.ratios({each: seconds[each] for each in (base, key)}, base)[key] for key, base in BESIDE.items()
+        }
         rows = {**bench.ratios(alone, "ddp"), **bench.ratios(split, "ddp, 2 micro-batches")}
         bench.show(f"{name}, 2 workers, batch {BATCH}, ratio to DDP", rows)
-        bench.show("recording, ratio to the same run without", recording, ["run, recording"])
-        results[name] = {**rows, "recording over run": recording["run, recording"]}
+        bench.show("ratio to the same run without", beside)
+        results[name] = {**rows, **{f"{key}, over the same without": row for key, row in beside.items()}}
     bench.report("overhead", results)
 
 
