@@ -170,7 +170,8 @@ def compare(
     What was trained before with the same settings is not trained again: every training is a line in a file that is kept
     in the repository, so that a comparison of hours can be interrupted, and methods be added. ``without`` are settings
     that make no difference to these methods. Those in ``alone`` are trained by one worker: several would train the same
-    model, to rounding (tests/laws/test_equals_one_process.py), in three times as many seconds of the processor.
+    model, to rounding (tests/laws/test_equals_one_process.py), in three times as many seconds of the processor. What
+    several have trained before counts, too.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     settings: dict[str, Any] = {
@@ -216,7 +217,7 @@ def compare(
         for seed in seeds:
             for method in chosen:
                 mine = options | {"workers": 1} if method in alone else options
-                if (one := done.get(method, seed, mine)) is None:
+                if (one := done.get(method, seed, mine) or done.get(method, seed, options)) is None:
                     file = Path(folder) / "found.json"
                     bench.launch(mine["workers"], train, make, method, mine, seed, str(file))
                     one = json.loads(file.read_text())
