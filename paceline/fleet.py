@@ -265,6 +265,8 @@ class Fleet(Group):
                 done = self._watch.get([f"done/{rank}" for rank in waiting])
                 waiting = {rank for rank in waiting if f"done/{rank}" not in done}
                 time.sleep(0.002)
+            if self.rank == 0:
+                self._watch.spread()
             self._watch.close()
 
     def _done(self, work: Work) -> bool:

@@ -61,6 +61,7 @@ class Watch:
         self._wake = threading.Event()
         self._closed = False
         self._count = 0
+        self._told = False
         self.leaves = 0
         """How often this worker has left a loop."""
         self._left = ""
@@ -105,8 +106,9 @@ class Watch:
         now = time.monotonic()
         if now - self._answered > SILENT and self._attentive:
             return {0: now - self._answered}  # the store, which rank 0 or its launcher hosts, does not answer
+        # By what was read last: while the store does not answer, nobody is heard, and that is nobody's own silence.
         beats = list(self._beats.items())
-        return {rank: now - at for rank, (_, at) in beats if now - at >= SILENT}
+        return {rank: now - at for rank, (_, at) in beats if self._answered - at >= SILENT}
 
     def undecided(self) -> bool:
         """Whether some worker may be alive or not: its heart has not beaten again since this one attends, nor was
@@ -139,6 +141,17 @@ class Watch:
 
         self.ask(put, seconds=SILENT)
         self.trouble = self.trouble or notice  # the store may be gone: then this worker stops on its own finding
+
+    def spread(self) -> None:
+        """Stay until the others have read the notice, if there is one: they cannot any more when the store is gone."""
+        if self.trouble is None:
+            return
+        waiting = set(range(self.size)) - {self.rank}
+        end = time.monotonic() + SILENT
+        while (waiting := waiting - self.silent().keys()) and time.monotonic() < end:
+            found = self.get([f"{word}/{rank}" for rank in waiting for word in ("told", "done")])
+            waiting = {rank for rank in waiting if not {f"told/{rank}", f"done/{rank}"} & found.keys()}
+            time.sleep(0.01)
 
     def ask(self, call: Callable[[], Any], seconds: float) -> Any:
         """Run a call on the store in the watch thread and give its answer; None if it takes too long."""
@@ -206,8 +219,10 @@ class Watch:
         self._store.set(f"beat/{self.rank}", msgspec.json.encode(beat).decode())
 
     def _read_trouble(self) -> None:
-        if self.trouble is None and self._store.check(["trouble"]):
+        if not self._told and self._store.check(["trouble"]):
             self.trouble = msgspec.json.decode(self._store.get("trouble"), type=Trouble)
+            self._store.set(f"told/{self.rank}", "")
+            self._told = True
 
     def _read_beats(self) -> None:
         others = [rank for rank in range(self.size) if rank != self.rank]

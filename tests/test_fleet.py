@@ -5,13 +5,15 @@ import os
 import re
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 import paceline as pl
 from paceline import rendezvous
+from paceline.watch import Watch
 from tests.pool import Pool, RemoteError
 
 
@@ -82,6 +84,55 @@ def test_patience_is_for_those_who_are_alive(pool: Pool, dead: bool, limit: str)
     first, _ = pool.outcomes(2, one_has_no_heartbeat, dead, True)
     assert isinstance(first, RemoteError)
     assert f"the deadline of {limit} s passed" in first.text
+
+
+def the_first_fails_and_ends() -> None:
+    """The first hosts the store, and nobody waits for anything when it goes."""
+    fleet = pl.Fleet.join(deadline=20)
+    try:
+        if fleet.rank == 0:
+            fleet.fail(ValueError("no such file"))
+        else:
+            time.sleep(3)
+            fleet.gather(b"here", "the parts of a checkpoint")
+    finally:
+        fleet.close()
+
+
+def test_who_hosts_the_store_ends_when_all_know_why(pool: Pool) -> None:
+    for outcome in pool.outcomes(3, the_first_fails_and_ends)[1:]:
+        assert isinstance(outcome, RemoteError)
+        assert "rank 0 raised ValueError: no such file" in outcome.text
+
+
+class Breaking:
+    """A store that stops answering."""
+
+    def __init__(self) -> None:
+        self._store = HashStore()
+        self.broken = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.broken:
+            raise RuntimeError("the store is gone")
+        return getattr(self._store, name)
+
+
+def test_nobody_is_silent_where_the_store_is_gone() -> None:
+    """Both are heard of last before that: one second of silence, and then no answers for more than another."""
+    store = Breaking()
+    first, watch, third = (Watch(store, rank, 3) for rank in range(3))  # type: ignore[arg-type]
+    watch.attend(True)
+    while len(watch.places()) < 2:
+        time.sleep(0.01)
+    first.close()
+    third.close()
+    time.sleep(1.0)
+    store.broken = True
+    while not (silent := watch.silent()):
+        time.sleep(0.01)
+    watch.close()
+    assert list(silent) == [0]
 
 
 def broadcasting() -> list[bytes]:
