@@ -13,7 +13,7 @@ from paceline.order.signs import Greedy, Rule, gram_signs, grid_of
 
 __all__ = ["Balancer", "MeanBalancer", "PairBalancer", "pair_reorder", "reorder"]
 
-TOGETHER = 256  # vectors whose Gram matrix is taken at once
+TOGETHER = 64  # vectors whose Gram matrix is taken at once
 
 
 def reorder(units: Sequence[int], signs: Sequence[int]) -> list[int]:
