@@ -545,23 +545,24 @@ def test_numbers_that_are_text(wrong: Callable[[], object]) -> None:
         wrong()
 
 
-def steps_or_not(skips: tuple[int, ...]) -> None:
+def steps_or_not(skips: tuple[int, ...], at: int) -> None:
     warnings.filterwarnings("ignore", message=r"optimizer.step\(\) was not called")
     with make() as run:
         for step in run.steps(steps=4):
             run.optimizer.zero_grad()
             for x, y in step:
                 step.backward(F.cross_entropy(run.model(x), y))
-            if step.index != 1 or run.fleet.rank not in skips:
+            if step.index != at or run.fleet.rank not in skips:
                 run.optimizer.step()
 
 
-def test_an_optimizer_that_steps_on_some_workers_only(pool: Pool) -> None:
-    pool.run(3, steps_or_not, (0, 1, 2))
-    for outcome in pool.outcomes(3, steps_or_not, (1,)):
+@pytest.mark.parametrize("at", [1, 3], ids=["within", "at the end"])
+def test_an_optimizer_that_steps_on_some_workers_only(pool: Pool, at: int) -> None:
+    pool.run(3, steps_or_not, (0, 1, 2), at)
+    for outcome in pool.outcomes(3, steps_or_not, (1,), at):
         assert isinstance(outcome, RemoteError)
         assert outcome.kind == "WorkersDisagree"
-        assert "was called in step 1 on some workers, but not on ranks [1]" in outcome.text
+        assert f"was called in step {at} on some workers, but not on ranks [1]" in outcome.text
 
 
 def test_a_goal_that_was_reached_before() -> None:
