@@ -45,6 +45,10 @@ class NoLength(Dataset[Any]):
         ({"batch": True}, r"batch=True is neither a whole number nor a batch policy"),
         ({"batch": 8.0}, r"batch=8\.0 is neither a whole number nor a batch policy"),
         ({"batch": pl.batch.Fixed(8), "deadline": 0}, r"deadline \(0\) must be a positive number of seconds"),
+        ({"deadline": float("inf")}, r"deadline \(inf\) must be at most 1e\+09 seconds"),
+        ({"seed": 2**64}, r"seed \(18446744073709551616\) must be from -2\*\*62 to 2\*\*62 - 1"),
+        ({"local_data": "no"}, r"local_data \('no'\) must be True or False"),
+        ({"pin_memory": 1}, r"pin_memory \(1\) must be True or False"),
         ({"dataset": TensorDataset(torch.zeros(0, 6))}, r"the data set \(TensorDataset\) is empty"),
         ({"dataset": Stream()}, r"Stream is an iterable data set; .* map-style"),
         ({"dataset": NoLength()}, r"NoLength has no __len__"),
@@ -542,6 +546,20 @@ def test_settings_of_other_kinds(setting: dict[str, Any], says: str) -> None:
 )
 def test_numbers_that_are_text(wrong: Callable[[], object]) -> None:
     with pytest.raises(pl.SettingError, match=r"'(0\.5|1|2)'\) must be a number"):
+        wrong()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: pl.order.PairBalance(preconditioned="no"), r"PairBalance: preconditioned \('no'\)"),  # type: ignore[arg-type]
+        (lambda: pl.order.GraB(exact=1), r"GraB: exact \(1\)"),  # type: ignore[arg-type]
+        (lambda: pl.balance.BySpeed(leave_out="no"), r"BySpeed: leave_out \('no'\)"),  # type: ignore[arg-type]
+        (lambda: pl.Probe(always="no"), r"Probe: always \('no'\)"),  # type: ignore[arg-type]
+    ],
+)
+def test_flags_that_are_neither_yes_nor_no(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says + " must be True or False"):
         wrong()
 
 
