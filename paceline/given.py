@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from paceline.errors import SettingError
 
-__all__ = ["check_numbers", "check_whole", "is_number", "is_whole", "list_of"]
+__all__ = ["check_flags", "check_numbers", "check_whole", "is_number", "is_whole", "list_of"]
 
 Kind = TypeVar("Kind")
 
@@ -28,6 +28,13 @@ def check_whole(what: str, value: object, smallest: int) -> None:
     """Refuse what is not a whole number of at least so many."""
     if not is_whole(value) or value < smallest:
         raise SettingError(f"{what} ({value!r}) must be a whole number of at least {smallest}")
+
+
+def check_flags(what: str, **values: object) -> None:
+    """Refuse what is neither ``True`` nor ``False``: a text such as ``"no"`` would count as yes."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise SettingError(f"{what}{name} ({value!r}) must be True or False")
 
 
 def list_of(fits: Callable[[object], TypeGuard[Kind]], values: object) -> list[Kind] | None:

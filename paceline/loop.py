@@ -22,7 +22,7 @@ from paceline.identity import identity, versions
 from paceline.journal import Journal
 from paceline.lessons import Lessons
 from paceline.machinery import Machinery
-from paceline.meeting import compare_plans, round_of
+from paceline.meeting import compare_models, compare_plans, round_of
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Plan, Progress, Round
 from paceline.roles import Counter, Need, Observer, Speaker, Unmet
@@ -207,6 +207,7 @@ class Loop:
         """The step counts: as soon as the optimizer has stepped, so that the rest of the loop's body sees it."""
         if self.cursor.progress.step != step.index:
             return
+        self._parts.skipped = step.phase is not Phase.APPLIED  # it may be left before it is closed
         self.lessons.see(step.fragments)
         self._last = step.plan
         if self.hand is not None:
@@ -266,7 +267,7 @@ class Loop:
             self._journal.write(event)
 
     def _end_together(self) -> int:
-        """A signal that came after the last note is known to one worker only: ask all. Gives its number, or 0."""
+        """What came after the last note is known to one worker only: ask all. Gives the number of a signal, or 0."""
         if self._unmet is not None:
             if self._signals.got:
                 self._run.save_by_itself()
@@ -274,8 +275,11 @@ class Loop:
                 self._unmet.finish()
                 self._tell_exchanges()
             return self._signals.got
-        got = self._run.fleet.gather(str(self._signals.got).encode(), "the others to end the loop")
-        if signal := max(map(int, got)):
+        own = f"{self._signals.got} {int(self._parts.skipped)}".encode()
+        told = [blob.split() for blob in self._run.fleet.gather(own, "the others to end the loop")]
+        if not self._run.sync.waits_for_leavers:  # else each has a model of its own in between
+            compare_models([int(skipped) for _, skipped in told], self.cursor.progress.step - 1)
+        if signal := max(int(got) for got, _ in told):
             self._run.save_by_itself()
         return signal
 

@@ -35,12 +35,12 @@ def compare_plans(notes: tuple[Note, ...], step: int) -> None:
             )
 
 
-def compare_models(notes: Sequence[Note], step: int) -> None:
+def compare_models(skipped: Sequence[float], step: int) -> None:
     """Where gradients are averaged, workers of which some have stepped, and others not, have different models."""
-    skipped = [rank for rank, note in enumerate(notes) if note.skipped]
-    if 0 < len(skipped) < len(notes):
+    ranks = [rank for rank, without in enumerate(skipped) if without]
+    if 0 < len(ranks) < len(skipped):
         raise WorkersDisagree(
-            f"optimizer.step() was called in step {step - 1} on some workers, but not on ranks {skipped}: their models "
+            f"optimizer.step() was called in step {step} on some workers, but not on ranks {ranks}: their models "
             "differ since then; call it on all workers or on none, whatever one of them has seen"
         )
 

@@ -100,7 +100,8 @@ class Run:
         checkpoint: Checkpoint | None = None,
         deadline: float = 300.0,
     ) -> None:
-        check_settings(micro, seed, deadline, scaler, stateful, record, checkpoint)
+        flags = {"local_data": local_data, "pin_memory": pin_memory}
+        check_settings(micro, seed, deadline, scaler, stateful, record, checkpoint, **flags)
         length = check_dataset(dataset)
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.order, self.balance, self.sync, self.lr = order, balance, sync or AllReduce(), lr

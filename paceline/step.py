@@ -286,7 +286,7 @@ class Step:
         if notes is not None:
             parts.clock.exchanged()
             self._compare(notes)
-            compare_models(notes, self.index)
+            compare_models([note.skipped for note in notes], self.index - 1)
             stats = coordinates = None
             if parts.probe.measuring:
                 scale = parts.scaler.get_scale() if parts.scaler is not None else 1.0

@@ -45,6 +45,10 @@ class NoLength(Dataset[Any]):
         ({"batch": True}, r"batch=True is neither a whole number nor a batch policy"),
         ({"batch": 8.0}, r"batch=8\.0 is neither a whole number nor a batch policy"),
         ({"batch": pl.batch.Fixed(8), "deadline": 0}, r"deadline \(0\) must be a positive number of seconds"),
+        ({"deadline": float("inf")}, r"deadline \(inf\) must be at most 1e\+09 seconds"),
+        ({"seed": 2**64}, r"seed \(18446744073709551616\) must be from -2\*\*62 to 2\*\*62 - 1"),
+        ({"local_data": "no"}, r"local_data \('no'\) must be True or False"),
+        ({"pin_memory": 1}, r"pin_memory \(1\) must be True or False"),
         ({"dataset": TensorDataset(torch.zeros(0, 6))}, r"the data set \(TensorDataset\) is empty"),
         ({"dataset": Stream()}, r"Stream is an iterable data set; .* map-style"),
         ({"dataset": NoLength()}, r"NoLength has no __len__"),
@@ -545,23 +549,38 @@ def test_numbers_that_are_text(wrong: Callable[[], object]) -> None:
         wrong()
 
 
-def steps_or_not(skips: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: pl.order.PairBalance(preconditioned="no"), r"PairBalance: preconditioned \('no'\)"),  # type: ignore[arg-type]
+        (lambda: pl.order.GraB(exact=1), r"GraB: exact \(1\)"),  # type: ignore[arg-type]
+        (lambda: pl.balance.BySpeed(leave_out="no"), r"BySpeed: leave_out \('no'\)"),  # type: ignore[arg-type]
+        (lambda: pl.Probe(always="no"), r"Probe: always \('no'\)"),  # type: ignore[arg-type]
+    ],
+)
+def test_flags_that_are_neither_yes_nor_no(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises(pl.SettingError, match=says + " must be True or False"):
+        wrong()
+
+
+def steps_or_not(skips: tuple[int, ...], at: int) -> None:
     warnings.filterwarnings("ignore", message=r"optimizer.step\(\) was not called")
     with make() as run:
         for step in run.steps(steps=4):
             run.optimizer.zero_grad()
             for x, y in step:
                 step.backward(F.cross_entropy(run.model(x), y))
-            if step.index != 1 or run.fleet.rank not in skips:
+            if step.index != at or run.fleet.rank not in skips:
                 run.optimizer.step()
 
 
-def test_an_optimizer_that_steps_on_some_workers_only(pool: Pool) -> None:
-    pool.run(3, steps_or_not, (0, 1, 2))
-    for outcome in pool.outcomes(3, steps_or_not, (1,)):
+@pytest.mark.parametrize("at", [1, 3], ids=["within", "at the end"])
+def test_an_optimizer_that_steps_on_some_workers_only(pool: Pool, at: int) -> None:
+    pool.run(3, steps_or_not, (0, 1, 2), at)
+    for outcome in pool.outcomes(3, steps_or_not, (1,), at):
         assert isinstance(outcome, RemoteError)
         assert outcome.kind == "WorkersDisagree"
-        assert "was called in step 1 on some workers, but not on ranks [1]" in outcome.text
+        assert f"was called in step {at} on some workers, but not on ranks [1]" in outcome.text
 
 
 def test_a_goal_that_was_reached_before() -> None:

@@ -13,7 +13,7 @@ from paceline.balance.burdens import burdens, told
 from paceline.balance.solver import Speed, longest_wait, makespan
 from paceline.balance.speed import SpeedModel, Typical, typical
 from paceline.errors import SettingError
-from paceline.given import check_whole, is_number, is_whole, list_of
+from paceline.given import check_flags, check_whole, is_number, is_whole, list_of
 from paceline.records import Note, Round
 
 __all__ = ["BySpeed"]
@@ -73,6 +73,7 @@ class BySpeed:
             ("least", self.least, 0),
         ):
             check_whole(f"BySpeed: {name}", value, smallest)
+        check_flags("BySpeed: ", affine=self.affine, leave_out=self.leave_out)
         if not is_number(self.dead_band) or not 0 <= self.dead_band < 1:
             raise SettingError(f"BySpeed: dead_band ({self.dead_band!r}) must be a number of at least 0 and below 1")
         if not is_number(self.change) or not self.change > 1:

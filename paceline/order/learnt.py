@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import LoopError, SettingError
+from paceline.given import check_flags
 from paceline.order.balancing import Balancer, MeanBalancer, PairBalancer
 from paceline.order.fragments import Fold, Fragment, pack, unpack
 from paceline.order.ledger import Ledger
@@ -67,6 +68,7 @@ class Learnt:
         preconditioned: bool,
     ) -> None:
         name = type(self).__name__
+        check_flags(f"{name}: ", exact=exact, preconditioned=preconditioned)
         if unit is not None and (type(unit) is not int or unit < 1):
             raise SettingError(f"{name}: unit ({unit!r}) must be a whole number of examples, at least 1")
         if sketch is not None and (exact or type(sketch) is not int or sketch < 1):

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import LoopError, SettingError
+from paceline.given import check_flags
 from paceline.probe.coordinates import Squares
 from paceline.probe.micro_batch import MicroBatchMeter
 from paceline.probe.norms import sqnorm
@@ -59,6 +60,7 @@ class Probe:
         seed: int = 0,
     ) -> None:
         check_size(size)
+        check_flags("Probe: ", exact=exact, always=always, keep=keep)
         if exact and (size, seed) != (SIZE, 0):
             raise SettingError("exact=True makes no sketch, so size and seed have no effect; leave them out")
         self.size = size

@@ -182,6 +182,7 @@ class Hierarchical(LocalSGD):
         what = f"the models of the sites after step {step}"
         self._tell(note, what)
         parameters = self.merge.parameters
+        self.merge.complete_state(self.fleet)  # sites may differ in it
         rest = self.merge.common_buffers()
         rest += self.optimizer_state.averaged(self._replica.optimizer)
         drift = torch.zeros(1, dtype=torch.float32, device=parameters[0].device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,7 +58,6 @@ class Merge:
         self.blocked_seconds = 0.0
         """How long the last landing stood still."""
         self.bytes_sent = 0
-        self._completed = False
         self.trained: set[int] = set()
         """The ids of the parameters that were trained at any time in the round; some may be frozen by now."""
         self.restart()
@@ -77,9 +77,8 @@ class Merge:
             self._outer.begin(self._replica.parameters)
 
     def forget(self) -> None:
-        """A codec has nothing to make up for, and what state the workers' optimizers have must be asked for again."""
+        """A codec has nothing to make up for."""
         self._average.forget()
-        self._completed = False
 
     def close(self) -> None:
         """No more averages."""
@@ -89,7 +88,7 @@ class Merge:
     def run(self, note: Note, measured: Measured | None, scale: float, what: str) -> Meeting:
         """Average now; all workers have the same afterwards. What each has ``measured`` is put together, too."""
         optimizer, parameters = self._replica.optimizer, self.parameters
-        self._complete_state()
+        self.complete_state(self._group)
         tensors = [*parameters, *self._optimizer_state.averaged(optimizer)]
         if self._group.size == 1:
             mean, self._notes.all, apart = Mean(parameters, 1.0), (note,), None
@@ -129,15 +128,22 @@ class Merge:
     def _stats(self) -> GradientStats | None:
         return None if self._gradients is None else self._gradients.stats(self._notes.all)
 
-    def _complete_state(self) -> None:
-        """Before the first average: a worker that has had no examples has no optimizer state yet, others may have."""
-        if not isinstance(self._optimizer_state, Average) or self._fleet.size == 1 or self._completed:
+    def complete_state(self, group: Group) -> None:
+        """Make room for state of the optimizer that others of the group have: who has had no gradient yet has none.
+
+        A parameter may get its first one in any round, on some workers alone. So all are asked before every average:
+        for a check sum, and for more where it differs.
+        """
+        state, optimizer = self._optimizer_state, self._replica.optimizer
+        if not isinstance(state, Average) or group.size == 1:
             return
-        self._completed = True
-        layout = self._optimizer_state.layout(self._replica.optimizer)
-        found = self._fleet.gather(msgspec.json.encode(layout), "the others' optimizer state")
-        layouts = [msgspec.json.decode(blob, type=list[Slot]) for blob in found]
-        self._optimizer_state.complete(self._replica.optimizer, layouts)
+        told, what = msgspec.json.encode(state.layout(optimizer)), "the others' optimizer state"
+        own = torch.tensor([zlib.crc32(told)], device=group.device)
+        sums = own.new_empty(group.size)
+        group.all_gather(sums, own, what)
+        if len(set(sums.tolist())) > 1:
+            found = group.share_bytes(told, what)
+            state.complete(optimizer, [msgspec.json.decode(blob, type=list[Slot]) for blob in found])
 
     def begin(self, note: Note, measured: Measured | None, scale: float, what: str) -> None:
         """Let an average of the present parameters set off, and go on meanwhile. Buffers do not travel with it."""

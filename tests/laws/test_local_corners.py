@@ -503,6 +503,43 @@ def test_a_site_without_examples_has_the_state_of_the_others(pool: Pool) -> None
     assert len(set(pool.run(3, one_site_has_nothing))) == 1
 
 
+class TwoHeads(nn.Module):
+    """Uses one of two layers at its end, as a mixture of experts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)])
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        chosen: Tensor = self.heads[which](x)
+        return chosen
+
+
+def a_gradient_comes_late(kind: str) -> tuple[str, str]:
+    """From the third round on, the last worker alone trains the second layer."""
+    model, rank = TwoHeads(), int(os.environ["RANK"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    state = sync.Average()
+    sites = sync.Hierarchical(1, 2, site="aab"[rank], optimizer_state=state)
+    role = sync.LocalSGD(2, optimizer_state=state) if kind == "rounds" else sites
+    with pl.Run(model, optimizer, data(96), batch=12, sync=role, deadline=10.0) as run:
+        for step in run.steps(steps=8):
+            optimizer.zero_grad()
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x.float(), int(step.index >= 4 and rank == 2)), y))
+            optimizer.step()
+        steps = [float(optimizer.state[p]["step"]) for p in model.parameters()]
+        averaged = torch.cat([value.reshape(-1) for value in state.averaged(optimizer)])
+        assert min(steps) > 0
+        return run.replica.digest(), str(float(averaged.double().sum()))
+
+
+@pytest.mark.parametrize("kind", ["rounds", "sites"])
+def test_a_parameter_may_get_its_first_gradient_in_any_round(pool: Pool, kind: str) -> None:
+    assert len(set(pool.run(3, a_gradient_comes_late, kind))) == 1
+
+
 def with_a_default_of(dtype: torch.dtype) -> str:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
