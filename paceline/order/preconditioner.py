@@ -85,7 +85,8 @@ def factors_of(optimizer: Optimizer) -> dict[nn.Parameter, Tensor] | None:
     """1 / (root + eps) for the parameters that the optimizer divides gradients of; None if there are none yet.
 
     Zero where the root is zero: a number that had no gradient so far has no scale yet. Divided by eps, its first one
-    would outweigh all others.
+    would outweigh all others. So does that of a number whose gradients were tiny so far: the optimizer would take it
+    into the root first, and a floor for roots would hide what numbers of different sizes are divided for.
     """
     found: dict[nn.Parameter, Tensor] = {}
     for group in optimizer.param_groups:
