@@ -87,6 +87,11 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         if self.phase is not Phase.NEW:
             raise LoopError(f"step {self.index} was iterated over twice; its micro-batches come once")
+        if self._parts.lent:
+            raise LoopError(
+                f"step {self.index} was begun inside of run.consensus(), where the model is the average of all workers "
+                "and each gets its own back at the end: what is learnt there is lost; evaluate there, and train outside"
+            )
         self.phase = Phase.OPEN
         parts, plan = self._parts, self.plan
         parts.clock.start()

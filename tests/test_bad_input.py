@@ -212,6 +212,32 @@ def test_zero_grad_before_the_optimizer() -> None:
             run.optimizer.step()
 
 
+@pytest.mark.parametrize("sync", [pl.sync.AllReduce(), pl.sync.LocalSGD(4)], ids=["AllReduce", "LocalSGD"])
+def test_training_saving_and_resuming_in_a_consensus(
+    sync: pl.sync.AllReduce | pl.sync.LocalSGD, tmp_path: Path
+) -> None:
+    """The model there is put away again at the end, so all of these would be lost or wrong."""
+    with make(sync=sync) as run:
+        train(run, run.model, steps=2)
+        own = flat(run.model)
+        with run.consensus():
+            with run.consensus():  # of one that evaluates within another that does
+                pass
+            with pytest.raises(pl.LoopError, match=r"run.steps was called inside of run.consensus\(\).* train outside"):
+                run.steps(steps=4)
+            with pytest.raises(
+                pl.LoopError, match=r"run.save was called inside of run.consensus\(\).* after the block"
+            ):
+                run.save(tmp_path / "a.ckpt")
+            with pytest.raises(pl.LoopError, match=r"run.resume was called inside of run.consensus\(\).* before the"):
+                run.resume(tmp_path, missing_ok=True)
+        assert torch.equal(own, flat(run.model))
+        assert not list(tmp_path.iterdir())
+        step = next(iter(run.steps(steps=4)))
+        with run.consensus(), pytest.raises(pl.LoopError, match=r"step 2 was begun inside of run.consensus\(\)"):
+            list(step)
+
+
 def wrongly(run: pl.Run, steps: Iterator[pl.Step]) -> None:
     for step in steps:
         for x, y in step:
