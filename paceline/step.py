@@ -197,6 +197,11 @@ class Step:
         parts.probe.after_backward(weight, factor * scale)
         if self._witness is None:
             self._witness = parts.replica.with_gradient()
+            if self._witness is None and weight:
+                raise LoopError(
+                    f"step.backward gave no parameter of the run's model a gradient in step {self.index}: the loss "
+                    "comes from another model; compute it with the one that was given to Run"
+                )
         self._losses.append((loss.detach(), weight))
         self._waiting_for_backward = 0
 

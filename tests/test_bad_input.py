@@ -238,6 +238,15 @@ def test_training_saving_and_resuming_in_a_consensus(
             list(step)
 
 
+def test_the_loss_of_another_model() -> None:
+    other = mlp()
+    with make() as run:
+        step = next(iter(run.steps(steps=1)))
+        x, y = next(iter(step))
+        with pytest.raises(pl.LoopError, match=r"no parameter of the run's model a gradient in step 0.* given to Run"):
+            step.backward(F.cross_entropy(other(x), y))
+
+
 def wrongly(run: pl.Run, steps: Iterator[pl.Step]) -> None:
     for step in steps:
         for x, y in step:
@@ -487,6 +496,8 @@ def test_what_is_no_model_no_optimizer_or_another_models() -> None:
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(pl.SettingError, match=r"model is a SGD, not a torch.nn.Module; write Run\(model, optimizer"):
         pl.Run(optimizer, model, data(40), batch=8)  # type: ignore[arg-type]
+    with pytest.raises(pl.SettingError, match=r"the class SGD; write Run\(model, SGD\(model.parameters\(\), …\), …\)"):
+        pl.Run(model, torch.optim.SGD, data(40), batch=8)  # type: ignore[arg-type]
     with pytest.raises(pl.SettingError, match="optimizer is a float"):
         pl.Run(model, 0.1, data(40), batch=8)  # type: ignore[arg-type]
     with pytest.raises(pl.SettingError, match="the optimizer has no parameter of the model"):
