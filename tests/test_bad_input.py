@@ -48,6 +48,8 @@ class NoLength(Dataset[Any]):
         ({"dataset": TensorDataset(torch.zeros(0, 6))}, r"the data set \(TensorDataset\) is empty"),
         ({"dataset": Stream()}, r"Stream is an iterable data set; .* map-style"),
         ({"dataset": NoLength()}, r"NoLength has no __len__"),
+        ({"dataset": (torch.zeros(40, 6), torch.zeros(40))}, r"a tuple of 2 tensors .*TensorDataset"),
+        ({"dataset": [torch.zeros(40, 6), torch.zeros(40, 1)]}, r"a list of 2 tensors .*TensorDataset"),
         ({"num_workers": -1}, r"num_workers \(-1\) must be 0 or more"),
         ({"prefetch": 0, "num_workers": 1}, r"prefetch \(0\) must be at least 1"),
         ({"prefetch": 4}, r"prefetch \(4\) .* needs loader processes: give num_workers, too"),
@@ -66,9 +68,14 @@ def test_frozen_model() -> None:
 
 @pytest.mark.parametrize(
     ("stages", "says"),
-    [({5: 8}, "do not say how to begin"), ({0: 8, -1: 4}, "begins at -1"), ({0: 0}, r"batch \(0\) must be")],
+    [
+        ({5: 8}, "do not say how to begin"),
+        ({0: 8, -1: 4}, "begins at -1"),
+        ({0: 0}, r"batch \(0\) must be"),
+        ([8, 16], r"\[8, 16\]\) must be a dict"),
+    ],
 )
-def test_schedule(stages: dict[int, int], says: str) -> None:
+def test_schedule(stages: Any, says: str) -> None:
     with pytest.raises(pl.SettingError, match=says):
         pl.batch.Schedule(stages)
 
@@ -476,10 +483,10 @@ def test_half_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"lr": 0.1}, r"lr=0.1 has no method factor; .*pl.lr.Linear\(64\); the learning rate itself belongs to"),
+        ({"lr": 0.1}, r"lr=0.1 has no method factor; .*the learning rate .*its scheduler to stateful="),
         (
             {"balance": [2, 1]},
-            r"balance=\[2, 1\] has no method split; .* pl.balance.Fixed\(\[2, 1\]\)",
+            r"balance=\[2, 1\] has no method split; .* pl.balance.BySpeed\(\) or pl.balance.Fixed\(\[2, 1\]\)",
         ),
         ({"balance": pl.balance.BySpeed}, r"balance=BySpeed is a class; write BySpeed\(…\)"),
         ({"order": "random"}, "order='random' has no method permutation"),
