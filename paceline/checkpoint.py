@@ -94,7 +94,7 @@ def load_newest(path: Path) -> tuple[Path, bytes]:
             warnings.warn(f"{refusal}. Going on from {file}", stacklevel=2)
         return file, payload
     if not refusals:
-        raise CheckpointError(f"the folder {path} holds no checkpoint (step-*.ckpt); check the path")
+        raise CheckpointError(f"the folder {path} holds no checkpoint (step-*.ckpt); check the path, or name the file")
     raise CheckpointError(
         f"no checkpoint in the folder {path} is sound; start anew, or use a copy:\n  " + "\n  ".join(refusals)
     )

@@ -40,9 +40,23 @@ def check_dataset(dataset: Dataset[Any]) -> int:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise SettingError(f"{name} has no __len__ or no __getitem__; Paceline needs a map-style data set")
     length = len(dataset)
+    if _is_columns(dataset):
+        raise SettingError(
+            f"a {name} of {length} tensors is a data set of {length} examples of different shapes; if their rows are "
+            "the examples, give torch.utils.data.TensorDataset(x, y)"
+        )
     if length == 0:
         raise SettingError(f"the data set ({name}) is empty; give one with at least one example")
     return length
+
+
+def _is_columns(dataset: object) -> bool:
+    """Whether it is a few tensors with the same number of rows, such as ``(x, y)``, and no list of examples."""
+    if not isinstance(dataset, tuple | list) or len(dataset) < 2 or not all(isinstance(t, Tensor) for t in dataset):
+        return False
+    shapes = {tuple(tensor.shape) for tensor in dataset}
+    rows = {shape[:1] for shape in shapes}
+    return len(shapes) > 1 and len(rows) == 1 and rows != {()} and rows.pop()[0] > len(dataset)
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,11 @@ class Loop:
         self.hooks.settle()
         if step.phase is Phase.READY and self._run.scaler is None and not self._warned:
             self._warned = True
-            warnings.warn(f"optimizer.step() was not called in step {step.index}: nothing was learnt", stacklevel=3)
+            warnings.warn(
+                f"optimizer.step() was not called in step {step.index}, that of the optimizer that was given to Run: "
+                "nothing was learnt",
+                stacklevel=3,
+            )
         self.advance(step)
         applied, step.phase = step.phase is Phase.APPLIED, Phase.CLOSED
         self._parts.skipped = not applied

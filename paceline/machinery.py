@@ -39,5 +39,7 @@ class Machinery:
     """What the probe looks at in the step of this plan; None for nothing."""
     skipped: bool = False
     """Whether the optimizer did not step in the step before."""
+    lent: bool = False
+    """Whether a consensus lasts: the model is the average, and this worker's own is put away."""
     failure: str = ""
     """The name of the error that a step met with."""

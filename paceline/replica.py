@@ -198,6 +198,9 @@ class Replica:
 def _check_kinds(model: object, optimizer: object) -> None:
     if not isinstance(model, nn.Module):
         raise SettingError(f"model is a {type(model).__name__}, not a torch.nn.Module; write Run(model, optimizer, …)")
+    if isinstance(optimizer, type):
+        name = optimizer.__name__
+        raise SettingError(f"optimizer is the class {name}; write Run(model, {name}(model.parameters(), …), …)")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise SettingError(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):

@@ -34,9 +34,9 @@ __all__ = [
 METHODS = {
     "order": ("permutation", "order.Shuffle()"),
     "batch": ("size", "batch.Fixed(64)"),
-    "balance": ("split", "balance.Fixed([2, 1])"),
+    "balance": ("split", "balance.BySpeed() or pl.balance.Fixed([2, 1])"),
     "sync": ("attach", "sync.AllReduce() or pl.sync.LocalSGD(8)"),
-    "lr": ("factor", "lr.Linear(64); the learning rate itself belongs to the optimizer"),
+    "lr": ("factor", "lr.Linear(64); the learning rate itself belongs to the optimizer, its scheduler to stateful="),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,7 +42,7 @@ from paceline.roles import Balance, Batch, LearningRate, Order, Recorder, Statef
 from paceline.settings import check_settings
 from paceline.step import Phase, Step
 from paceline.sync import AllReduce
-from paceline.together import come_together, refuse_within_a_round
+from paceline.together import come_together, lend_average, refuse_in_consensus, refuse_within_a_round
 
 __all__ = ["Run"]
 
@@ -181,6 +181,7 @@ class Run:
         The count is from the beginning of the run, also when it was resumed: the same call ends at the same place.
         """
         goal = Goal(epochs=epochs, examples=examples, steps=steps)
+        refuse_in_consensus(self._parts, "run.steps", "train outside of it, and evaluate inside")
         self._loop.settle()
         if self._closed or self._loop.current is not None:
             why = "the run was closed" if self._closed else "another loop over run.steps() has not ended"
@@ -202,14 +203,7 @@ class Run:
             # stepped, theirs goes on, and with its end they may have to tell each other something.
             self._loop.advance(current)
         refuse_within_a_round(self._loop, "run.consensus")
-        return self._consensus()
-
-    @contextmanager
-    def _consensus(self) -> Iterator[None]:
-        with self._parts.clock.stopped():
-            come_together(self._loop, self.fleet, self.sync, "run.consensus")
-            with self.sync.consensus():
-                yield
+        return lend_average(self._loop, self._parts)
 
     def log(self, **values: float) -> None:
         """Record numbers of your own, such as ``run.log(accuracy=0.97)``."""
@@ -223,6 +217,7 @@ class Run:
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint after a step or outside of the loop: all workers must call it, unless under Gossip."""
+        refuse_in_consensus(self._parts, "run.save", "call it after the block: the file holds the average, too")
         if (current := self._loop.current) is not None:
             if current.phase is Phase.READY and self.scaler is None:
                 raise LoopError(f"run.save was called before optimizer.step() in step {current.index}; call it after")
@@ -246,6 +241,7 @@ class Run:
         Rank 0 reads it and sends it to the others; under Gossip each reads its own. With ``missing_ok``, nothing found
         is no error: False is returned.
         """
+        refuse_in_consensus(self._parts, "run.resume", "call it before the block")
         self._loop.settle()
         if self._loop.current is not None:
             raise LoopError("run.resume was called inside of the loop over run.steps(); call it before")

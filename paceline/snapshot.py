@@ -186,7 +186,7 @@ def _check(run: Run, tree: Mapping[str, Any], cursor: Cursor) -> None:
         if saved["kind"] != _kind(role) and isinstance(role, Stateful) and left:
             raise CheckpointError(
                 f"the checkpoint was made with {name}={saved['kind']}, whose state means nothing to {_kind(role)}; "
-                "resume with the same role"
+                f"resume with the same {name}, or begin a new run with the checkpoint's model"
             )
     trained = run.replica.places(map(id, run.replica.parameters))
     if getattr(run.sync, "counts_changes", False) and tree["trained"] != trained:

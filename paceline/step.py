@@ -87,6 +87,11 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         if self.phase is not Phase.NEW:
             raise LoopError(f"step {self.index} was iterated over twice; its micro-batches come once")
+        if self._parts.lent:
+            raise LoopError(
+                f"step {self.index} was begun inside of run.consensus(), where the model is the average of all workers "
+                "and each gets its own back at the end: what is learnt there is lost; evaluate there, and train outside"
+            )
         self.phase = Phase.OPEN
         parts, plan = self._parts, self.plan
         parts.clock.start()
@@ -192,6 +197,11 @@ class Step:
         parts.probe.after_backward(weight, factor * scale)
         if self._witness is None:
             self._witness = parts.replica.with_gradient()
+            if self._witness is None and weight:
+                raise LoopError(
+                    f"step.backward gave no parameter of the run's model a gradient in step {self.index}: the loss "
+                    "comes from another model; compute it with the one that was given to Run"
+                )
         self._losses.append((loss.detach(), weight))
         self._waiting_for_backward = 0
 

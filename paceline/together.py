@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from paceline.errors import LoopError
 from paceline.fleet import Fleet
 from paceline.loop import Loop
+from paceline.machinery import Machinery
 from paceline.roles import Sync
 
-__all__ = ["come_together", "refuse_within_a_round"]
+__all__ = ["come_together", "lend_average", "refuse_in_consensus", "refuse_within_a_round"]
+
+
+@contextmanager
+def lend_average(loop: Loop, parts: Machinery) -> Iterator[None]:
+    """The model is the average of all workers' for as long as it lasts."""
+    with parts.clock.stopped():
+        come_together(loop, parts.fleet, parts.sync, "run.consensus")
+        with parts.sync.consensus():
+            before, parts.lent = parts.lent, True
+            try:
+                yield
+            finally:
+                parts.lent = before
+
+
+def refuse_in_consensus(parts: Machinery, call: str, instead: str) -> None:
+    """What a consensus lends is taken back at its end, and this worker's own model is not there meanwhile."""
+    if parts.lent:
+        raise LoopError(
+            f"{call} was called inside of run.consensus(), where the model is the average of all workers and each gets "
+            f"its own back at the end; {instead}"
+        )
 
 
 def refuse_within_a_round(loop: Loop, call: str) -> None:

@@ -52,6 +52,8 @@ class NoLength(Dataset[Any]):
         ({"dataset": TensorDataset(torch.zeros(0, 6))}, r"the data set \(TensorDataset\) is empty"),
         ({"dataset": Stream()}, r"Stream is an iterable data set; .* map-style"),
         ({"dataset": NoLength()}, r"NoLength has no __len__"),
+        ({"dataset": (torch.zeros(40, 6), torch.zeros(40))}, r"a tuple of 2 tensors .*TensorDataset"),
+        ({"dataset": [torch.zeros(40, 6), torch.zeros(40, 1)]}, r"a list of 2 tensors .*TensorDataset"),
         ({"num_workers": -1}, r"num_workers \(-1\) must be 0 or more"),
         ({"prefetch": 0, "num_workers": 1}, r"prefetch \(0\) must be at least 1"),
         ({"prefetch": 4}, r"prefetch \(4\) .* needs loader processes: give num_workers, too"),
@@ -70,9 +72,14 @@ def test_frozen_model() -> None:
 
 @pytest.mark.parametrize(
     ("stages", "says"),
-    [({5: 8}, "do not say how to begin"), ({0: 8, -1: 4}, "begins at -1"), ({0: 0}, r"batch \(0\) must be")],
+    [
+        ({5: 8}, "do not say how to begin"),
+        ({0: 8, -1: 4}, "begins at -1"),
+        ({0: 0}, r"batch \(0\) must be"),
+        ([8, 16], r"\[8, 16\]\) must be a dict"),
+    ],
 )
-def test_schedule(stages: dict[int, int], says: str) -> None:
+def test_schedule(stages: Any, says: str) -> None:
     with pytest.raises(pl.SettingError, match=says):
         pl.batch.Schedule(stages)
 
@@ -214,6 +221,41 @@ def test_zero_grad_before_the_optimizer() -> None:
         run.optimizer.zero_grad()
         with pytest.raises(pl.LoopError, match=r"zero_grad\(\) was called between the inner loop of step 0 and"):
             run.optimizer.step()
+
+
+@pytest.mark.parametrize("sync", [pl.sync.AllReduce(), pl.sync.LocalSGD(4)], ids=["AllReduce", "LocalSGD"])
+def test_training_saving_and_resuming_in_a_consensus(
+    sync: pl.sync.AllReduce | pl.sync.LocalSGD, tmp_path: Path
+) -> None:
+    """The model there is put away again at the end, so all of these would be lost or wrong."""
+    with make(sync=sync) as run:
+        train(run, run.model, steps=2)
+        own = flat(run.model)
+        with run.consensus():
+            with run.consensus():  # of one that evaluates within another that does
+                pass
+            with pytest.raises(pl.LoopError, match=r"run.steps was called inside of run.consensus\(\).* train outside"):
+                run.steps(steps=4)
+            with pytest.raises(
+                pl.LoopError, match=r"run.save was called inside of run.consensus\(\).* after the block"
+            ):
+                run.save(tmp_path / "a.ckpt")
+            with pytest.raises(pl.LoopError, match=r"run.resume was called inside of run.consensus\(\).* before the"):
+                run.resume(tmp_path, missing_ok=True)
+        assert torch.equal(own, flat(run.model))
+        assert not list(tmp_path.iterdir())
+        step = next(iter(run.steps(steps=4)))
+        with run.consensus(), pytest.raises(pl.LoopError, match=r"step 2 was begun inside of run.consensus\(\)"):
+            list(step)
+
+
+def test_the_loss_of_another_model() -> None:
+    other = mlp()
+    with make() as run:
+        step = next(iter(run.steps(steps=1)))
+        x, y = next(iter(step))
+        with pytest.raises(pl.LoopError, match=r"no parameter of the run's model a gradient in step 0.* given to Run"):
+            step.backward(F.cross_entropy(other(x), y))
 
 
 def wrongly(run: pl.Run, steps: Iterator[pl.Step]) -> None:
@@ -445,10 +487,10 @@ def test_half_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"lr": 0.1}, r"lr=0.1 has no method factor; .*pl.lr.Linear\(64\); the learning rate itself belongs to"),
+        ({"lr": 0.1}, r"lr=0.1 has no method factor; .*the learning rate .*its scheduler to stateful="),
         (
             {"balance": [2, 1]},
-            r"balance=\[2, 1\] has no method split; .* pl.balance.Fixed\(\[2, 1\]\)",
+            r"balance=\[2, 1\] has no method split; .* pl.balance.BySpeed\(\) or pl.balance.Fixed\(\[2, 1\]\)",
         ),
         ({"balance": pl.balance.BySpeed}, r"balance=BySpeed is a class; write BySpeed\(…\)"),
         ({"order": "random"}, "order='random' has no method permutation"),
@@ -465,6 +507,8 @@ def test_what_is_no_model_no_optimizer_or_another_models() -> None:
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(pl.SettingError, match=r"model is a SGD, not a torch.nn.Module; write Run\(model, optimizer"):
         pl.Run(optimizer, model, data(40), batch=8)  # type: ignore[arg-type]
+    with pytest.raises(pl.SettingError, match=r"the class SGD; write Run\(model, SGD\(model.parameters\(\), …\), …\)"):
+        pl.Run(model, torch.optim.SGD, data(40), batch=8)  # type: ignore[arg-type]
     with pytest.raises(pl.SettingError, match="optimizer is a float"):
         pl.Run(model, 0.1, data(40), batch=8)  # type: ignore[arg-type]
     with pytest.raises(pl.SettingError, match="the optimizer has no parameter of the model"):

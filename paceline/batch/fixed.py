@@ -45,6 +45,8 @@ class Schedule:
     """From the number of examples seen (all workers together) to the size that holds from there on."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.stages, Mapping):
+            raise SettingError(f"Schedule: stages ({self.stages!r}) must be a dict, such as {{0: 64, 100_000: 256}}")
         if 0 not in self.stages:
             raise SettingError(f"the stages {dict(self.stages)} do not say how to begin; add a size for 0 examples")
         for begin, examples in self.stages.items():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -114,3 +117,13 @@ def _show(summary: Summary, task: str, folder: Path, workers: int, epochs: int, 
     screen.print("\nYour own training script needs six new lines:\n")
     screen.print(CHANGES)
     screen.print(f"and is started with: paceline run --workers {workers} train.py")
+    if entrance := how_to_enter():
+        screen.print(f"\nThese commands are in the environment of this demo; to enter it: . {entrance}", soft_wrap=True)
+
+
+def how_to_enter() -> str:
+    """The script that brings ``paceline`` into the shell; empty if it is there already, or there is none."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("paceline") or not script.exists():
+        return ""
+    return min(os.path.relpath(script), str(script), key=len)

@@ -78,7 +78,7 @@ def explain(all: Sequence[Failure]) -> list[str]:
     if lost:
         lines.append(f"{_ranks(lost)} stopped because of that: {_short(lost[0].message)}")
     if ended:
-        lines.append(f"{_ranks(ended)} did not end without being told to")
+        lines.append(f"{_ranks(ended)} still ran, and had to be ended")
     return lines
 
 

@@ -117,7 +117,10 @@ def _show(survey: Survey) -> None:
     screen.print()
     screen.print(_table(found, best))
     screen.print(f"\nTake {best.name}: {best.why}.\n  {best.what}")
-    screen.print("\nWhat an epoch is worth differs a little between methods: see docs/survey.md.")
+    screen.print(
+        "\nThat is time, not accuracy: after an epoch of all-reduce or balance the model is that of one process, after "
+        "one of the others somewhat worse, depending on the task. So compare accuracies, too: see docs/survey.md."
+    )
 
 
 def _workers(survey: Survey) -> Table:

@@ -30,7 +30,8 @@ class Pace:
     def __init__(self, scheduler: LRScheduler, count: Callable[[], float], *, last: int | None = None) -> None:
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise SettingError(
-                f"{type(scheduler).__name__} is not one of torch's schedulers that take no metric; a Pace moves such on"
+                f"Pace: scheduler ({type(scheduler).__name__}) must be one of torch's that take no metric, such as "
+                "CosineAnnealingLR; ReduceLROnPlateau is stepped without a Pace"
             )
         if not callable(count):
             raise SettingError(f"Pace: count ({count!r}) must be a function, such as lambda: rule.steps")

@@ -67,7 +67,7 @@ class Status(msgspec.Struct, frozen=True):
         """How much is still to come; empty if that is not known."""
         if self.done is None:
             return ""
-        return f"{math.floor(100 * self.done)}%  {duration(self.seconds_left)} left"
+        return f"{math.floor(100 * self.done)}% done  {duration(self.seconds_left)} left"
 
 
 class Display(Protocol):

@@ -136,8 +136,8 @@ def table(summary: Summary) -> Table:
     efficient = "" if math.isnan(summary.efficiency) else f", efficiency {summary.efficiency:.0%}"
     title = (
         f"{summary.steps:,} steps, {summary.examples:,} examples, {duration(summary.seconds)}, "
-        f"{summary.examples_per_second:,.0f} examples/s{efficient}\n"
-        f"loss {summary.loss:.4g}, {decimal(summary.bytes_sent)} sent by worker {first}, "
+        f"{summary.examples_per_second:,.0f} examples/s\n"
+        f"last loss {summary.loss:.4g}{efficient}\n{decimal(summary.bytes_sent)} sent by worker {first}, "
         f"{summary.reason or 'no end recorded'}"
     )
     title += "" if summary.gossip is None else f"\n{sentence(summary.gossip)}"

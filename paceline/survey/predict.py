@@ -101,31 +101,31 @@ def forecasts(survey: Survey) -> list[Forecast]:
             "all-reduce",
             "sync.AllReduce(), as DistributedDataParallel",
             steps * (together + survey.sum_seconds),
-            "workers are alike and links are fast: nothing is gained by anything else",
+            "workers are alike and averages are quick: little is gained by anything else",
         ),
         Forecast(
             "balance",
             f"recipes.uneven({survey.batch}): balance.BySpeed()",
             steps * (by_speed + survey.sum_seconds),
-            "workers differ, and links are fast enough to average in every step",
+            "workers differ, and averages are quick enough for every step",
         ),
         Forecast(
             "local",
             f"sync.LocalSGD({EVERY})",
             steps * together + rounds * survey.sum_seconds,
-            "workers are alike, and links are slow",
+            "workers are alike, and an average takes long beside a step",
         ),
         Forecast(
             "local, 8 bit",
             f"recipes.slow_links({survey.batch}, every={EVERY}): sync.LocalSGD with codec.Uniform8()",
             steps * together + rounds * survey.coded_seconds,
-            "workers are alike, and links are so slow that bytes count",
+            "workers are alike, and averages take so long that bytes count",
         ),
         Forecast(
             "local by time",
             f"sync.LocalSGD(sync.Seconds({EVERY * together:.2g}), codec=codec.Uniform8())",
             alone + rounds * survey.coded_seconds,
-            "workers differ, and links are slow: who is fast does more between averages",
+            "workers differ, and averages take long: who is fast does more between them",
         ),
         Forecast(
             "gossip", f"sync.Gossip({EVERY})", _gossip(survey, even), "workers differ, and may fail or come later"

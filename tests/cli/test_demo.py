@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from paceline import record, tasks
 from paceline.cli import app
+from paceline.cli.demo import how_to_enter
 from paceline.events import Resumed
 from paceline.tasks.train import train
 from tests.cli.processes import LIMIT, paceline
@@ -41,6 +42,20 @@ def test_two_workers_train_digits(tmp_path: Path) -> None:
     assert [worker["examples"] for worker in result["workers"]] in ([1437, 1437], [1438, 1436])
     # One epoch takes it from 10 % to 70 %, two to 87 %.
     assert result["measured"]["test_accuracy"] > 0.7
+
+
+def test_who_has_not_entered_the_environment_is_told_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bin = tmp_path / ".venv" / "bin"
+    bin.mkdir(parents=True)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert how_to_enter() == ""
+    (bin / "activate").touch()
+    assert how_to_enter() == ".venv/bin/activate"
+    (bin / "paceline").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(bin))
+    assert how_to_enter() == ""
 
 
 def test_the_recipe_reaches_95_percent_and_goes_on_from_a_checkpoint(

@@ -56,9 +56,11 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     )
     assert lines == [
         "2 workers, 1,000 parameters, 640 examples",
-        "epoch 1  step 1  loss 0.5  32 examples/s  batch 64 (48 + 16)  waiting 25%  efficiency 80%  12%  0:00:14 left",
+        "epoch 1  step 1  loss 0.5  32 examples/s  batch 64 (48 + 16)  waiting 25%  efficiency 80%  "
+        "12% done  0:00:14 left",
         # Five seconds later at the earliest.
-        "epoch 1  step 4  loss 0.5  32 examples/s  batch 64 (48 + 16)  waiting 25%  efficiency 80%  50%  0:00:08 left",
+        "epoch 1  step 4  loss 0.5  32 examples/s  batch 64 (48 + 16)  waiting 25%  efficiency 80%  "
+        "50% done  0:00:08 left",
         "step 4: accuracy 0.875  größe [m] 1.23457e+06",
         "step 4: worker 1 is slow",
         "step 4: saved run/checkpoint (0.2 s)",
@@ -93,7 +95,7 @@ def test_the_time_left_follows_examples_where_they_are_the_target() -> None:
         step(0, seconds=1.0, time=START + 1),
         step(1, seconds=1.0, time=START + 10),
     )
-    assert line.endswith("10%  0:00:18 left")
+    assert line.endswith("10% done  0:00:18 left")
     assert line.startswith("epoch 1/2  step 2  ")
 
 
@@ -103,8 +105,8 @@ def test_under_gossip_the_time_left_follows_the_examples_of_all() -> None:
         *(started(target=Progress(examples=2560)), gossiped()),
         *(step(number, seconds=1.0, time=START + 6 * number, examples=1536 * number) for number in range(2)),
     )
-    assert "  0%  ? left" in lines[1]
-    assert "  60%  0:00:04 left" in lines[2]
+    assert "  0% done  ? left" in lines[1]
+    assert "  60% done  0:00:04 left" in lines[2]
 
 
 def test_the_loss_is_smooth_but_a_broken_one_is_seen() -> None:
@@ -183,7 +185,7 @@ def test_a_live_display_on_a_terminal(terminal: Terminal, monkeypatch: pytest.Mo
     shown = terminal.output()
     assert shown.count("loss 0.5") == 5  # each of them is 0.25 s after the one before
     assert "━" in shown
-    assert "50%  0:00:01 left" in shown
+    assert "50% done  0:00:01 left" in shown
     assert sys.stdout is not terminal.stream  # what the program prints goes above the display
 
     console.record(Ended(START + 2, 5, 320, "done"))
