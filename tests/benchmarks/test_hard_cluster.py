@@ -139,13 +139,16 @@ def test_what_was_trained_is_not_trained_again(
     two = ["--task", "digits", "--keep", "--seconds", "3", "--only", "ddp", "--only", "ddp-fp16"]
     contest.main([*two, "--seeds", "2"], HARD, tmp_path)
     assert trained == ["ddp 3", "ddp-fp16 3"] * 2
-    contest.main([*two, "--seeds", "3", "--more", "ddp-fp16=9"], HARD, tmp_path)  # what was not started is tried again
-    assert trained[4:] == ["ddp-fp16 9"] * 2 + ["ddp 3", "ddp-fp16 9"]
+    contest.main([*two, "--seeds", "3"], HARD, tmp_path)  # what was not started is tried again
+    assert trained[4:] == ["ddp-fp16 3"] * 2 + ["ddp 3", "ddp-fp16 3"]
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert results["contestants"]["ddp"] == {"rounds": 0, "failures": ["oh no"] * 3}
     assert results["seeds"] == [0, 1, 2]
-    contest.main([*two[:-2], "--unreliable"], HARD, tmp_path)
-    assert len(trained) == 9
+    del trained[:]
+    one = two[:-2]
+    for more in (["--more", "ddp=9"], ["--unreliable"], ["--anew"], []):  # other settings, or asked for
+        contest.main([*one, *more], HARD, tmp_path)
+    assert trained == ["ddp 9", "ddp 3", "ddp 3"]
 
 
 @pytest.mark.slow  # from end to end
