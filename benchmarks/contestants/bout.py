@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from benchmarks.contestants.race import KILLED
 __all__ = ["Bout", "command_of", "resources"]
 
 GRACE = 120.0  # seconds that a contestant may need for everything but training: imports, connections, parting
+PATIENCE, PAUSE = 3600.0, 5.0  # seconds to wait for another lab, and between two attempts
+IN_USE = "a lab is already running"
 RESTARTS = 3
 AGAIN, ALONE = "benchmarks.contestants.again", "benchmarks.contestants.alone"
 
@@ -98,8 +101,14 @@ class Bout:
             shutil.rmtree(self._folder)
 
     def _run(self, command: Sequence[str], settings: Settings, spare: int | None = None) -> Outcome:
+        """Run the workers; as long as another lab has the machine, wait, rather than lose what was just trained."""
         settings.write(self._folder)
-        return run_workers(self._cluster, self._workers, command, self._folder, settings.seconds + GRACE, spare)
+        end, limit = time.monotonic() + PATIENCE, settings.seconds + GRACE
+        while True:
+            outcome = run_workers(self._cluster, self._workers, command, self._folder, limit, spare)
+            if outcome.workers or IN_USE not in (outcome.failure or "") or time.monotonic() > end:
+                return outcome
+            time.sleep(PAUSE)
 
 
 def python_of(contestant: Contestant) -> Path:

@@ -13,7 +13,7 @@ from torch import nn
 
 import paceline as pl
 from benchmarks import bench, contest, hard_cluster
-from benchmarks.contestants import HARD, ROSTER, Contestant, bout, ours
+from benchmarks.contestants import HARD, ROSTER, Contestant, bout, launch, ours
 from benchmarks.contestants.job import Job, Settings
 from benchmarks.contestants.race import Race
 from paceline import tasks
@@ -149,6 +149,26 @@ def test_what_was_trained_is_not_trained_again(
     for more in (["--more", "ddp=9"], ["--unreliable"], ["--anew"], []):  # other settings, or asked for
         contest.main([*one, *more], HARD, tmp_path)
     assert trained == ["ddp 9", "ddp 3", "ddp 3"]
+
+
+@pytest.mark.parametrize(("failure", "attempts"), [("exit 1: a lab is already running on this", 3), ("exit 1: no", 1)])
+def test_another_lab_is_waited_for(
+    failure: str, attempts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = [launch.Outcome(failure, []), launch.Outcome(failure, []), launch.Outcome("exit 2: oh", [{}])]
+    started: list[str] = []
+
+    def run_workers(cluster: str, *rest: object) -> launch.Outcome:
+        started.append(cluster)
+        return outcomes[len(started) - 1]
+
+    monkeypatch.setattr(bout, "run_workers", run_workers)
+    monkeypatch.setattr(bout, "PAUSE", 0.0)
+    settings = job_in(tmp_path, monkeypatch).settings
+    one = bout.Bout(settings, 0.5, lambda parameters: 0.0, "hard", 0, 0.0, tmp_path / "job")
+    expected: dict[str, Any] = {"failed": "exit 2: oh"} if attempts == 3 else {"failed": failure, "unstarted": True}
+    assert one.let(HARD[0], 1.0) == expected
+    assert started == ["hard"] * attempts
 
 
 @pytest.mark.slow  # from end to end
