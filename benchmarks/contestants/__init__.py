@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-__all__ = ["ROSTER", "SITES", "UNEVEN", "Contestant"]
+__all__ = ["HARD", "ROSTER", "SITES", "UNEVEN", "Contestant", "Return"]
+
+Return = Literal["never", "together", "alone"]
+"""What happens after a worker was killed: nothing; all begin again at their last checkpoint; or that one does."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Contestant:
     """The folder of its environment below ``.peers``; None for the project's own."""
     note: str = ""
     """What was chosen for it, for the table's footnotes; ``{every}`` becomes the number of local steps."""
+    comes_back: Return = "never"
+    """After a worker was killed."""
 
 
 OURS = f"{__name__}.ours"
@@ -119,8 +125,7 @@ SITES = [
 ]
 """For a cluster with sites."""
 
-UNEVEN = [
-    *ROSTER[: next(at for at, each in enumerate(ROSTER) if each.module == OURS) + 2],
+BY_SPEED = [
     Contestant("paceline-by-speed", "Paceline AllReduce, BySpeed", OURS, ("by-speed",)),
     Contestant(
         "paceline-local-sgd-by-speed",
@@ -144,4 +149,65 @@ UNEVEN = [
         note="averages every 0.4 seconds of work: of the fastest worker some 16 steps of the CNN",
     ),
 ]
+
+UNEVEN = [*ROSTER[: next(at for at, each in enumerate(ROSTER) if each.module == OURS) + 2], *BY_SPEED]
 """For a cluster of workers of different speeds: the peers, and shares by speed."""
+
+METHODS = [
+    Contestant(
+        "paceline-half", "Paceline AllReduce, half", OURS, ("half",), note="gradients travel in half precision (Half)"
+    ),
+    Contestant(
+        "paceline-norm-test",
+        "Paceline NormTest, AdaScale",
+        OURS,
+        ("norm-test",),
+        note="AllReduce; the batch may grow to 8 times as much (eta = 0.7)",
+    ),
+    Contestant(
+        "paceline-pair-balance",
+        "Paceline PairBalance",
+        OURS,
+        ("pair-balance",),
+        note="AllReduce; orders a quarter of a worker's batch together",
+    ),
+]
+
+RECIPES = [
+    Contestant("uneven", "recipe uneven", OURS, ("recipe-uneven",)),
+    Contestant("slow-links", "recipe slow_links", OURS, ("recipe-slow-links",)),
+    Contestant(
+        "slow-links-seconds",
+        "recipe slow_links, seconds",
+        OURS,
+        ("recipe-slow-links-seconds",),
+        note="every = Seconds(2.0)",
+    ),
+    Contestant(
+        "unreliable", "recipe unreliable", OURS, ("recipe-unreliable",), note="each worker stops by its own clock"
+    ),
+    Contestant(
+        "everything", "recipe everything", OURS, ("recipe-everything",), note="the batch may grow to 8 times as much"
+    ),
+    Contestant(
+        "everything-seconds",
+        "recipe everything, seconds",
+        OURS,
+        ("recipe-everything-seconds",),
+        note="the same with every = Seconds(2.0)",
+    ),
+]
+
+GOSSIP = ("gossip", "recipe-unreliable")
+"""The variants of ours whose workers survive each other."""
+
+
+def _coming_back(one: Contestant) -> Contestant:
+    """Ours can be started again: all of them, or, with gossip, the lost one."""
+    if one.module != OURS:
+        return one
+    return replace(one, comes_back="alone" if one.arguments[0] in GOSSIP else "together")
+
+
+HARD = [_coming_back(one) for one in [*ROSTER, *BY_SPEED, *METHODS, *RECIPES]]
+"""For a cluster that is hard in each way: the peers, each method alone, and the recipes."""

@@ -46,6 +46,10 @@ class Settings:
     snapshot_every: int
     """Steps between the first snapshots."""
     seed: int = 0
+    lost: int | None = None
+    """The rank of the worker that is killed on the way; rank 0, where the others meet, is not."""
+    lost_at: float = 0.0
+    """Seconds of training before that."""
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
@@ -85,6 +89,8 @@ class Job:
         self.folder = folder
         self.settings = Settings.read(folder)
         self.rank, self.workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.batch = self.settings.batch * self.workers
+        """Examples of all workers in one step."""
         # Mapped, so that the workers of one machine share one copy.
         self.x, self.y = torch.load(self.settings.data, mmap=True, weights_only=True)
 
@@ -109,7 +115,7 @@ class Job:
         One order of all examples for each epoch, that of torch's ``DistributedSampler`` and of Paceline's ``Shuffle``;
         a step takes the next examples of it, a worker its part of them. What is left of an epoch is dropped.
         """
-        batch, everybody = self.settings.batch, self.settings.batch * self.workers
+        batch, everybody = self.settings.batch, self.batch
         for epoch in range(sys.maxsize):
             generator = torch.Generator().manual_seed(self.settings.seed + epoch)
             order = torch.randperm(len(self.y), generator=generator)

@@ -34,15 +34,18 @@ class Outcome:
     """For each what ``lab.json`` says; None for what a launcher cannot know."""
 
 
-def run_workers(cluster: str, workers: int, command: Sequence[str], folder: Path, limit: float) -> Outcome:
+def run_workers(
+    cluster: str, workers: int, command: Sequence[str], folder: Path, limit: float, spare: int | None = None
+) -> Outcome:
     """Run the command once for each worker of a cluster, with torchrun's variables, and kill what takes too long.
 
     ``local`` is no cluster: so many workers on this machine, over loopback. Everything else is for ``paceline lab``,
-    and the number of workers is in its file. Output and records go to ``folder``, which must exist.
+    and the number of workers is in its file. Output and records go to ``folder``, which must exist. How the worker of
+    the rank ``spare`` ends is no failure.
     """
     if cluster == "local":
-        return _run_locally(workers, command, folder, limit)
-    return _run_in_lab(cluster, command, folder, limit)
+        return _run_locally(workers, command, folder, limit, spare)
+    return _run_in_lab(cluster, command, folder, limit, spare)
 
 
 def tail(path: Path, lines: int = 3) -> str:
@@ -51,7 +54,7 @@ def tail(path: Path, lines: int = 3) -> str:
     return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])
 
 
-def _run_in_lab(cluster: str, command: Sequence[str], folder: Path, limit: float) -> Outcome:
+def _run_in_lab(cluster: str, command: Sequence[str], folder: Path, limit: float, spare: int | None) -> Outcome:
     output = folder / "output.txt"
     options = ["--out", str(folder), "--limit", str(limit)]
     with output.open("w") as file:
@@ -64,14 +67,20 @@ def _run_in_lab(cluster: str, command: Sequence[str], folder: Path, limit: float
             _stop_lab(process)
     report = folder / "lab.json"
     rows = json.loads(report.read_text())["workers"] if report.exists() else []
-    return Outcome(lab_failure(code, rows, folder, limit), rows)
+    return Outcome(lab_failure(code, rows, folder, limit, spare), rows)
 
 
-def lab_failure(code: int, rows: Sequence[dict[str, Any]], folder: Path, limit: float) -> str | None:
+def lab_failure(
+    code: int, rows: Sequence[dict[str, Any]], folder: Path, limit: float, spare: int | None = None
+) -> str | None:
     """The exit code and last words of the worker that failed first by itself, or else of the lab."""
     if code == 0:
         return None
     failed = [row for row in rows if row["exit"] and row["ended_by"] is None]
+    mine = [row for row in failed if row["rank"] == spare]
+    if mine and mine == failed and not any(row["ended_by"] for row in rows):
+        return None
+    failed = [row for row in failed if row not in mine]
     if not failed:
         return _late(limit) if rows else f"exit {code}: {tail(folder / 'output.txt')}"
     first = min(failed, key=lambda row: row["started"] + row["wall_seconds"])
@@ -88,7 +97,7 @@ def _stop_lab(process: subprocess.Popen[bytes]) -> None:
     _kill(process)
 
 
-def _run_locally(workers: int, command: Sequence[str], folder: Path, limit: float) -> Outcome:
+def _run_locally(workers: int, command: Sequence[str], folder: Path, limit: float, spare: int | None) -> Outcome:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
@@ -115,7 +124,7 @@ def _run_locally(workers: int, command: Sequence[str], folder: Path, limit: floa
                 if pid:
                     code = running[rank].returncode = os.waitstatus_to_exitcode(status)
                     rows[rank] = _row(rank, code, time.monotonic() - began, usage.ru_utime + usage.ru_stime)
-                    if code and failure is None:
+                    if code and failure is None and rank != spare:
                         failure = f"exit {code}: {tail(folder / f'output-{rank}.txt')}"
                         end = min(end, time.monotonic() + PARTING)
     finally:

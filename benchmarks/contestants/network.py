@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -31,10 +32,11 @@ def meeting_place() -> TCPStore:
     )
 
 
-def part(meeting: TCPStore, rank: int, workers: int) -> None:
-    """Wait until all workers have come here; rank 0, which hosts the store, goes last."""
+def part(meeting: TCPStore, rank: int, ranks: Iterable[int]) -> None:
+    """Wait until all these workers have come here; rank 0, which hosts the store, goes last."""
+    ranks = list(ranks)
     meeting.set(f"done-{rank}", "")
-    meeting.wait([f"done-{other}" for other in range(workers)])
+    meeting.wait([f"done-{other}" for other in ranks])
     meeting.set(f"gone-{rank}", "")
     if rank == 0:
-        meeting.wait([f"gone-{other}" for other in range(workers)])
+        meeting.wait([f"gone-{other}" for other in ranks])

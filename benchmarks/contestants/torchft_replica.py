@@ -23,10 +23,12 @@ PATIENCE = timedelta(seconds=120)  # the default of 60 s is too short where a sl
 def replica(job: Job, state: dict[str, Any]) -> Iterator[Manager]:
     """A manager for this worker; ``state`` has what a worker that recovers would be given."""
     meeting, address = meeting_place(), own_address()
+    staying = [rank for rank in range(job.workers) if rank != job.settings.lost]
     lighthouse = None
     if job.rank == 0:
-        # All workers must take part: with fewer, a fast one would go on alone, and there would be as many models.
-        lighthouse = LighthouseServer(bind="[::]:0", min_replicas=job.workers)
+        # All that are alive must take part: otherwise a fast one would go on alone, and there would be as many models.
+        wait = int(1000 * PATIENCE.total_seconds())
+        lighthouse = LighthouseServer(bind="[::]:0", min_replicas=len(staying), join_timeout_ms=wait)
         port = lighthouse.address().rpartition(":")[2]
         meeting.set("lighthouse", f"http://{address}:{port}")
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
@@ -34,7 +36,7 @@ def replica(job: Job, state: dict[str, Any]) -> Iterator[Manager]:
         pg=ProcessGroupGloo(timeout=PATIENCE),
         load_state_dict=lambda states: [state[name].load_state_dict(one) for name, one in states.items()],
         state_dict=lambda: {name: one.state_dict() for name, one in state.items()},
-        min_replica_size=job.workers,
+        min_replica_size=len(staying),
         use_async_quorum=False,
         timeout=PATIENCE,
         quorum_timeout=PATIENCE,
@@ -49,7 +51,7 @@ def replica(job: Job, state: dict[str, Any]) -> Iterator[Manager]:
     )
     try:
         yield manager
-        part(meeting, job.rank, job.workers)  # the lighthouse, and connections that a slower worker still needs
+        part(meeting, job.rank, staying)  # the lighthouse, and connections that a slower worker still needs
     finally:
         manager.shutdown(wait=False)
         if lighthouse is not None:

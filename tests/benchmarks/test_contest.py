@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import contest
-from benchmarks.contestants import ROSTER, Contestant, judge, launch
-from benchmarks.contestants.judge import Verdict
+from benchmarks.contestants import ROSTER, Contestant, bout, judge, launch, table
+from benchmarks.contestants.judge import Mark, Verdict
 from benchmarks.contestants.race import next_snapshot, stop_step
 
 LIMIT = 120.0  # seconds: a hang is a failed test, not a stuck suite
@@ -26,12 +26,13 @@ LIMIT = 120.0  # seconds: a hang is a failed test, not a stuck suite
 Snapshot = dict[str, Any]
 
 
-def write(folder: Path, rank: int, *snapshots: tuple[float, list[float]]) -> None:
+def write(folder: Path, rank: int, *snapshots: tuple[float, list[float]], together: bool = True) -> None:
     """Snapshots of one worker: its clock and its parameters, 10 steps of 4 examples apart."""
     (folder / str(rank)).mkdir()
     for number, (seconds, parameters) in enumerate(snapshots):
         step = 10 * (number + 1)
         what = {"step": step, "examples": 4 * step, "seconds": seconds, "parameters": torch.tensor(parameters)}
+        what |= {"life": 0, "together": together}
         torch.save(what, folder / str(rank) / f"{number:06d}.pt")
 
 
@@ -58,21 +59,42 @@ def test_the_judge_averages_and_takes_the_slowest_clock(tmp_path: Path) -> None:
     assert seen == [[0.0, 2.0], [0.5, 2.0], [0.75, 2.0], [0.25, 2.0]]
 
 
-@pytest.mark.parametrize(("target", "seconds"), [(0.5, 2.0), (0.8, 8.0), (0.9, None)])
-def test_workers_with_different_numbers_of_snapshots(tmp_path: Path, target: float, seconds: float | None) -> None:
-    write(tmp_path, 0, (1.0, [0.5]), (4.0, [0.5]), (6.0, [0.75]), (7.0, [0.75]))
-    write(tmp_path, 1, (2.0, [0.5]), (8.0, [1.0]))
+@pytest.mark.parametrize(("target", "seconds"), [(0.5, 4.0), (0.8, 8.0), (0.9, None)])
+def test_who_stops_by_the_own_clock_is_judged_by_the_clock(
+    tmp_path: Path, target: float, seconds: float | None
+) -> None:
+    write(tmp_path, 0, (1.0, [0.0]), (4.0, [0.5]), (6.0, [0.75]), (7.0, [0.75]), together=False)
+    write(tmp_path, 1, (2.0, [0.5]), (8.0, [1.0]), together=False)
     verdict = judge.judge(tmp_path, 2, target, first)
-    # The second moment has 0.75 at 8 s, the last ones together 0.875.
+    # At 1 s the second worker has none; at 4 s both have 0.5, at 6 and 7 s 0.75 and 0.5, in the end 0.875.
     assert verdict == Verdict(seconds, 0.875, seconds=8.0, steps=40, examples=240, disagreement=0.125 / 0.875)
 
 
 @pytest.mark.parametrize("counts", [[1], [3, 3], [2, 5, 4]])
-def test_moments(counts: list[int]) -> None:
-    found = judge.moments(counts)
-    assert found[-1] == [count - 1 for count in counts]
-    assert found[: min(counts)] == [[at] * len(counts) for at in range(min(counts))]
-    assert len(found) == min(counts) + (min(counts) < max(counts))
+def test_moments_of_those_that_wait_for_each_other(counts: list[int]) -> None:
+    found = judge.moments([[Mark(10 * at, at + 0.1 * rank) for at in range(c)] for rank, c in enumerate(counts)])
+    last = {rank: count - 1 for rank, count in enumerate(counts)}
+    same = [dict.fromkeys(range(len(counts)), at) for at in range(min(counts))]
+    assert found == (same if same[-1] == last else [*same, last])
+
+
+def test_moments_of_those_that_do_not() -> None:
+    fast = [Mark(step, seconds, together=False) for step, seconds in ((5, 1.0), (10, 2.0), (15, 3.0), (20, 4.0))]
+    slow = [Mark(5, 1.5, together=False), Mark(10, 3.5, together=False)]
+    assert judge.moments([fast, slow]) == [{0: 1, 1: 0}, {0: 2, 1: 0}, {0: 3, 1: 1}]
+
+
+def test_who_was_killed_counts_until_then_and_when_it_is_back() -> None:
+    marks = [Mark(at, float(at), together=False) for at in range(1, 7)]
+    lost = judge.Lost(1, 2.5)
+    gone = judge.moments([marks, marks[:2]], lost)
+    assert gone == [{0: 0, 1: 0}, {0: 1, 1: 1}, {0: 2}, {0: 3}, {0: 4}, {0: 5}]
+    back = judge.moments([marks, [*marks[:2], *marks[4:]]], lost)
+    assert back == [{0: 0, 1: 0}, {0: 1, 1: 1}, {0: 2}, {0: 3}, {0: 4, 1: 2}, {0: 5, 1: 3}]
+    # All at the same steps: what was done before all began again is another moment than the same step afterwards.
+    before, after = [Mark(5, 1.0), Mark(10, 2.0)], [Mark(10, 8.0, life=1), Mark(15, 9.0, life=1)]
+    again = judge.moments([before + after, before[:1] + after], lost)
+    assert again == [{0: 0, 1: 0}, {0: 2, 1: 1}, {0: 3, 1: 2}]
 
 
 def test_what_is_not_a_training_is_disqualified(tmp_path: Path) -> None:
@@ -85,17 +107,19 @@ def test_what_is_not_a_training_is_disqualified(tmp_path: Path) -> None:
 
 def test_medians_and_spread() -> None:
     rounds: list[dict[str, Any]] = [{"a": 3.0, "b": 1}, {"failed": "exit 1"}, {"a": None, "b": 5}, {"a": 2.0, "b": 2}]
-    assert contest.summarise(rounds) == {
+    assert table.summarise(rounds) == {
         "rounds": 3,
         "failures": ["exit 1"],
         "a": 3.0,
         "b": 2,
         "spread": {"a": [2.0, None], "b": [1, 5]},
     }
-    assert contest.summarise([{"a": None}, {"a": 2.0}])["a"] is None
-    assert contest.summarise([{"b": 2}, {"b": 5}])["b"] == 3.5
-    assert contest.summarise([{"b": 2}]) == {"rounds": 1, "failures": [], "b": 2}
-    assert contest.summarise([{"failed": "late"}]) == {"rounds": 0, "failures": ["late"]}
+    died = table.summarise([{"b": 2, "died": "lost"}, {"b": 4}, {"failed": "late"}])
+    assert died == {"rounds": 2, "failures": ["lost", "late"], "b": 3.0, "spread": {"b": [2, 4]}}
+    assert table.summarise([{"a": None}, {"a": 2.0}])["a"] is None
+    assert table.summarise([{"b": 2}, {"b": 5}])["b"] == 3.5
+    assert table.summarise([{"b": 2}]) == {"rounds": 1, "failures": [], "b": 2}
+    assert table.summarise([{"failed": "late"}]) == {"rounds": 0, "failures": ["late"]}
 
 
 @pytest.mark.parametrize("lockstep", [1, 2, 16])
@@ -150,7 +174,14 @@ def test_what_hangs_is_killed(tmp_path: Path) -> None:
 
 
 def lab_row(name: str, exit: int, ended_by: str | None, wall_seconds: float) -> dict[str, Any]:
-    return {"name": name, "exit": exit, "ended_by": ended_by, "started": 0.0, "wall_seconds": wall_seconds}
+    return {
+        "name": name,
+        "rank": int(name[1:]),
+        "exit": exit,
+        "ended_by": ended_by,
+        "started": 0.0,
+        "wall_seconds": wall_seconds,
+    }
 
 
 def test_the_reason_is_that_of_the_worker_that_failed_first(tmp_path: Path) -> None:
@@ -161,6 +192,9 @@ def test_the_reason_is_that_of_the_worker_that_failed_first(tmp_path: Path) -> N
     assert launch.lab_failure(124, rows[2:], tmp_path, 8.0) == "killed: it had not ended after 8 s"
     (tmp_path / "output.txt").write_text("another lab is running\n")
     assert launch.lab_failure(1, [], tmp_path, 8.0) == "exit 1: another lab is running"
+    assert launch.lab_failure(137, rows[1:2], tmp_path, 8.0, spare=1) is None
+    assert launch.lab_failure(2, rows[:2], tmp_path, 8.0, spare=1) == "exit 2: much\nlast words\nof w0"
+    assert launch.lab_failure(124, rows[1:], tmp_path, 8.0, spare=1) == "killed: it had not ended after 8 s"
     assert launch.lab_failure(0, [lab_row("w0", -9, "kill event", 4.0)], tmp_path, 8.0) is None
 
 
@@ -173,12 +207,14 @@ def test_a_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     looked: dict[int, list[list[Snapshot]]] = {}
 
-    def spy(folder: Path, workers: int, target: float, evaluate: Callable[[Tensor], float]) -> Verdict:
+    def spy(
+        folder: Path, workers: int, target: float, evaluate: Callable[[Tensor], float], lost: judge.Lost | None
+    ) -> Verdict:
         files = [sorted((folder / str(rank)).iterdir()) for rank in range(workers)]
         looked[len(looked)] = [[torch.load(file, weights_only=True) for file in mine] for mine in files]
-        return judge.judge(folder, workers, target, evaluate)
+        return judge.judge(folder, workers, target, evaluate, lost)
 
-    monkeypatch.setattr(contest, "judge", spy)
+    monkeypatch.setattr(bout, "judge", spy)
     own = [one for one in ROSTER if one.name in ("ddp", "paceline-all-reduce")]
     arguments = ["--task", "digits", "--seconds", "1.5", "--target", "0.2", "--every", "7"]
     contest.main(arguments, [*own, ABSENT, CRASHES], tmp_path)
@@ -205,7 +241,7 @@ def test_a_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     for name in ("ddp", "paceline-all-reduce"):
         found = results["contestants"][name]
         assert found["failures"] == []
-        assert found.keys() >= contest.FIELDS.keys()
+        assert found.keys() >= table.FIELDS.keys()
         assert 0 < found["time_to_target"] <= found["seconds"]
         assert found["final_accuracy"] > 0.2  # guessing gets 0.1
         assert found["examples"] > 0
