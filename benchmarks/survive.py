@@ -116,6 +116,8 @@ class _Course:
                 raise AssertionError(f"the training has not come to its end in {TRAINING:g} s")
             for each in self._workers:
                 each.check(may_finish=True)
+                if each.lives > 1 and not each.dead and not each.trains and self._over:
+                    each.kill()  # it has come too late, and would wait for its deadline
             for blow in [each for each in self._coming if reached(self._folder, each.at).exists()]:
                 self._coming.remove(blow)
                 self._befall(blow)
@@ -125,6 +127,11 @@ class _Course:
                     self._open.remove((due, blow))
                     self._heal(blow)
             time.sleep(0.02)
+
+    @property
+    def _over(self) -> bool:
+        """Whether somebody has come to the end."""
+        return any(each.finished for each in self._workers)
 
     @property
     def _returns(self) -> bool:
