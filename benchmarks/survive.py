@@ -176,7 +176,7 @@ def one(fault: str, job: Job, place: Place) -> dict[str, Any]:
     finally:
         for each in workers:
             each.close()
-    events = {rank: list(record.read(events_of(folder, rank))) for rank in range(WORKERS)}
+    events: dict[int, list[Event]] = {rank: list(record.read(events_of(folder, rank))) for rank in range(WORKERS)}
     stalls = {each.rank: longest_stall(events[each.rank], each.frozen) for each in workers}
     hit = set[int]().union(*(blow.workers for blow in blows))
     counted = [event for each in events.values() for event in each if isinstance(event, Gossiped)]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import survive
 from benchmarks.survive import Blow, Healed
-from benchmarks.survivor import Job
 from paceline.events import Event
-from paceline.testing.places import Loopback
 from tests.record.fake import START, gossiped, started, step
 
 
@@ -95,14 +92,3 @@ def test_a_row() -> None:
     told = survive.line("link", rows, [found(), found()])
     for each in ("0.60 s", "0.50", "3.0, never", "models 1", "89.95 %", "-0.05 (-0.20 … +0.10)"):
         assert each in told
-
-
-@pytest.mark.slow  # a training of eight processes
-def test_one_training_in_which_a_worker_dies_and_comes_back(tmp_path: Path) -> None:
-    place = Loopback(survive.WORKERS)
-    place.open()
-    came = survive.one("kill and return", Job("digits", "lenet", 60.0, 0.05, 0, str(tmp_path)), place)
-    assert came["alive"] == list(range(survive.WORKERS))
-    assert came["digests"] == 1
-    assert came["accuracy"] > 0.9
-    assert came["back"][0] is not None
