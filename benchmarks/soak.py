@@ -116,6 +116,7 @@ class _Course:
                 looked = now
                 self._look()
             time.sleep(0.05)
+        self._look()  # who has just come back was not looked at yet
 
     def _suffer(self, fault: Fault, now: float) -> None:
         worker = self._workers[fault.worker]
