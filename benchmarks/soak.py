@@ -13,11 +13,8 @@ import argparse
 import math
 import os
 import random
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +26,10 @@ from torch.utils.data import TensorDataset
 import paceline as pl
 from benchmarks import bench
 from benchmarks.growth import Growth, Sample, growth, longest_stall, look
+from benchmarks.victims import Victim, mark_training, wait_for
 from paceline import record
 from paceline.testing.places import Loopback
-from paceline.testing.processes import Work, end, send, start
+from paceline.testing.processes import Work
 
 WORKERS, WITNESS = 4, 3
 EVERY = 10.0  # seconds from one fault to the next
@@ -86,70 +84,72 @@ def train(folder: Path) -> None:
             optimizer.step()
             time.sleep(PAUSE)
             if step.index == first:
-                (folder / f"trains-{os.getpid()}").touch()
+                mark_training(folder)
             if (folder / "stop").exists():
                 run.stop()
         (folder / f"digest-{rank}").write_text(run.replica.digest())
 
 
-class _Worker:
-    """A worker in all its lives, from outside."""
+class _Course:
+    """What happens to the workers, and what they are seen to hold meanwhile."""
 
-    def __init__(self, rank: int, place: Loopback, folder: Path) -> None:
-        self.rank, self._folder = rank, folder
-        self._environment = {**os.environ, **place.environment(rank)}
-        self._log = folder / f"worker-{rank}.log"
-        self._log.touch()
-        self.lives = 0
-        self.samples: list[Sample] = []
-        self.frozen: list[tuple[float, float]] = []
-        self.until: float | None = None
-        """When it is started again, or goes on."""
-        self.dead = False
-        self.begin()
+    def __init__(self, workers: list[Victim], faults: list[Fault]) -> None:
+        self._workers, self._faults = workers, faults
+        self._until: dict[int, float] = {}
+        self.samples: dict[int, list[Sample]] = {each.rank: [] for each in workers}
 
-    def begin(self) -> None:
-        self.process: BaseProcess = start(Work(train, (self._folder,)), self._environment, self._log)
-        self.until, self.dead, self.lives, self.samples = None, False, self.lives + 1, []
+    def happen(self, seconds: float) -> None:
+        """Let it, for so long, and until all are back."""
+        began, looked = time.monotonic(), 0.0
+        while self._faults or time.monotonic() < began + seconds or not all(each.trains for each in self._workers):
+            now = time.monotonic()
+            if now > began + seconds + LIMIT:
+                missing = [each.rank for each in self._workers if not each.trains]
+                raise AssertionError(f"workers {missing} are not back in time")
+            for each in self._workers:
+                each.check()
+                if now >= self._until.get(each.rank, math.inf):
+                    self._recover(each)
+            if self._faults and now >= began + self._faults[0].at and self._workers[self._faults[0].worker].trains:
+                self._suffer(self._faults.pop(0), now)
+            if now >= looked + 0.5:
+                looked = now
+                self._look()
+            time.sleep(0.05)
+        self._look()  # who has just come back was not looked at yet
 
-    @property
-    def trains(self) -> bool:
-        return self.until is None and (self._folder / f"trains-{self.process.pid}").exists()
+    def _suffer(self, fault: Fault, now: float) -> None:
+        worker = self._workers[fault.worker]
+        self._until[worker.rank] = now + (fault.frozen or AGAIN)
+        worker.freeze() if fault.frozen else worker.kill()
 
-    def suffer(self, fault: Fault, now: float) -> None:
-        if fault.frozen:
-            self.until = now + fault.frozen
-            self.frozen.append((time.time(), math.inf))
-            send(self.process, signal.SIGSTOP)
-        else:
-            self.until, self.dead = now + AGAIN, True
-            end(self.process)
-
-    def recover(self) -> None:
+    def _recover(self, worker: Victim) -> None:
         """What was to last has lasted."""
-        if self.dead:
-            self.begin()
+        del self._until[worker.rank]
+        if worker.dead:
+            worker.begin()
+            self.samples[worker.rank] = []
         else:
-            send(self.process, signal.SIGCONT)
-            self.frozen[-1], self.until = (self.frozen[-1][0], time.time()), None
+            worker.thaw()
 
-    def check(self) -> None:
-        """Nobody ends but by what is done to it."""
-        if self.until is None and self.process.exitcode is not None:
-            raise AssertionError(f"worker {self.rank} has ended by itself:\n{self._log.read_text()[-4000:]}")
+    def _look(self) -> None:
+        training = [each for each in self._workers if each.trains]
+        for each in training:
+            self.samples[each.rank].append(look(each.process.pid or 0, len(training) == len(self._workers)))
 
 
 def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
     """What was found, for all workers and for each."""
     place = Loopback(WORKERS)
     place.open()
-    workers = [_Worker(rank, place, folder) for rank in range(WORKERS)]
+    workers = [Victim(rank, place, Work(train, (folder,)), folder) for rank in range(WORKERS)]
     try:
-        _until(lambda: all(each.trains for each in workers), workers, "all workers to train")
+        wait_for(lambda: all(each.trains for each in workers), workers, "all workers to train", LIMIT)
         faults = plan(seconds, seed)
-        _let_happen(workers, list(faults), time.monotonic(), seconds)
+        course = _Course(workers, list(faults))
+        course.happen(seconds)
         (folder / "stop").touch()
-        _until(lambda: all(each.process.exitcode == 0 for each in workers), (), "all workers to come to the end")
+        wait_for(lambda: all(each.finished for each in workers), (), "all workers to come to the end", LIMIT)
         kills = sum(not fault.frozen for fault in faults)
         return {
             "seconds": seconds,
@@ -157,48 +157,16 @@ def run(seconds: float, seed: int, folder: Path) -> dict[str, Any]:
             "killed": kills,
             "frozen": len(faults) - kills,
             "digests": len({(folder / f"digest-{rank}").read_text() for rank in range(WORKERS)}),
-            "workers": [_row(each, folder) for each in workers],
+            "workers": [_row(each, course.samples[each.rank], folder) for each in workers],
         }
     finally:
         for each in workers:
-            if not each.dead:
-                end(each.process)
+            each.close()
 
 
-def _let_happen(workers: list[_Worker], faults: list[Fault], began: float, seconds: float) -> None:
-    looked = 0.0
-    while faults or time.monotonic() < began + seconds or not all(each.trains for each in workers):
-        now = time.monotonic()
-        if now > began + seconds + LIMIT:
-            raise AssertionError(f"workers {[each.rank for each in workers if not each.trains]} are not back in time")
-        for each in workers:
-            each.check()
-            if each.until is not None and now >= each.until:
-                each.recover()
-        if faults and now >= began + faults[0].at and workers[faults[0].worker].trains:
-            fault = faults.pop(0)
-            workers[fault.worker].suffer(fault, now)
-        if now >= looked + 0.5:
-            looked, calm = now, all(each.trains for each in workers)
-            for each in workers:
-                if each.trains:
-                    each.samples.append(look(each.process.pid or 0, calm))
-        time.sleep(0.05)
-
-
-def _until(done: Callable[[], bool], watched: Sequence[_Worker], what: str) -> None:
-    limit = time.monotonic() + LIMIT
-    while not done():
-        for each in watched:
-            each.check()
-        if time.monotonic() > limit:
-            raise AssertionError(f"waited {LIMIT:g} s for {what}, in vain")
-        time.sleep(0.05)
-
-
-def _row(worker: _Worker, folder: Path) -> dict[str, Any]:
+def _row(worker: Victim, samples: list[Sample], folder: Path) -> dict[str, Any]:
     events = list(record.read(folder / f"events-{worker.rank}.jsonl"))
-    found, grown = record.summary(events), growth(worker.samples)
+    found, grown = record.summary(events), growth(samples)
     assert found.gossip is not None
     counted = ("exchanges", "refusals", "timeouts", "lost", "late", "strangers")
     return {
@@ -207,7 +175,7 @@ def _row(worker: _Worker, folder: Path) -> dict[str, Any]:
         "steps": found.steps,
         **{name: getattr(found.gossip, name) for name in counted},
         "longest stall": round(longest_stall(events, worker.frozen), 2),
-        **{name: getattr(worker.samples[-1], name) for name in Growth._fields},
+        **{name: getattr(samples[-1], name) for name in Growth._fields},
         "growth": None if grown is None else {name: round(each, 1) for name, each in grown._asdict().items()},
     }
 

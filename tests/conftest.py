@@ -17,6 +17,7 @@ ONE_LAB = (
     "tests/cli/test_doctor.py",
     "tests/survey/test_lab.py",
     "tests/testing/test_lab.py",
+    "tests/faults/test_survive.py",
     "tests/test_neighbour.py",
 )
 

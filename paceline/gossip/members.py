@@ -183,12 +183,16 @@ class Members:
             self._patience.took(seconds)
 
     def failed(self, number: int, now: float) -> None:
-        """A member was waited for, or greeted, in vain."""
+        """A member was waited for in vain."""
+        self._contact(number).patience.failed()
+        self._missed(number, now)
+
+    def _missed(self, number: int, now: float) -> None:
+        """It was waited for, or greeted, in vain. Nobody waits for who is greeted: that says nothing of patience."""
         contact = self._contact(number)
         contact.failures += 1
         if contact.failures >= FAILURES:
             contact.again = now + min(RETRY * 2.0 ** min(contact.failures - FAILURES, 10), LONGEST_RETRY)
-        contact.patience.failed()
 
     def patience(self, number: int) -> float:
         """How long to wait for a member: by its own answers, or by those of all as long as it has given few."""
@@ -207,7 +211,7 @@ class Members:
         """
         due = [n for n in self.silent() if self._known[n].state is not State.LEFT and self._contact(n).again <= now]
         for number in due:
-            self.failed(number, now)
+            self._missed(number, now)
         return due
 
     def address(self, number: int) -> str:

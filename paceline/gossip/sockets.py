@@ -24,6 +24,7 @@ PARTNERS = 1024  # connections that are kept
 HANDSHAKE = 5_000  # milliseconds that a stranger may take to prove who it is
 BEAT, DEAD = 2_000, 10_000  # milliseconds: a connection that is silent for so long is made anew
 RETRY, LONGEST_RETRY = 50, 2_000  # milliseconds between attempts to connect
+CONNECTED = 5_000  # milliseconds that one may take: without an answer the kernel asks ever more seldom, up to a minute
 GOODBYE = 1_000  # milliseconds that the last letters have to leave
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 SEEN = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | FAILED
@@ -118,6 +119,7 @@ class Sockets:
         mouth = self._context.socket(zmq.DEALER)
         mouth.sndhwm = WAITING
         mouth.reconnect_ivl, mouth.reconnect_ivl_max = RETRY, LONGEST_RETRY
+        mouth.connect_timeout = CONNECTED
         _secure(mouth, self._keys, server=False)
         try:
             mouth.connect(address)

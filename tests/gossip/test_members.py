@@ -83,6 +83,21 @@ def test_who_does_not_answer_is_left_alone_and_greeted_now_and_then() -> None:
     assert members.silent() == members.to_greet(now + 1000) == []
 
 
+def test_who_was_greeted_in_vain_for_long_is_not_waited_for_longer() -> None:
+    """Else one that was away for minutes, and dies again, would keep its next partner waiting for a minute."""
+    members = five()
+    for _ in range(ANSWERS):
+        members.answered(3, 1.0)
+    for _ in range(FAILURES):
+        members.failed(3, 100.0)
+    before, greeted = members.patience(3), 0
+    for now in range(100, 400):
+        greeted += len(members.to_greet(now))
+    assert greeted > 10
+    members.answered(3)
+    assert members.patience(3) == before == 3.0 * 2**FAILURES
+
+
 def test_who_is_not_known_yet_is_waited_for_as_long_as_the_others_take() -> None:
     members = five()
     assert members.patience(3) == Patience().first

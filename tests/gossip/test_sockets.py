@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 import zmq
 
 from paceline.errors import SettingError
+from paceline.gossip import sockets
 from paceline.gossip.keys import Keys, make_secret
 from paceline.gossip.sockets import WAITING, Sockets, check_bind, knock
 
@@ -32,6 +33,23 @@ def hear(ears: Sockets, seconds: float) -> list[list[bytes]]:
         if (frames := ears.receive()) is not None:
             return [frames]
     return []
+
+
+def test_an_attempt_to_connect_that_nobody_answers_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a link that was cut: left to the kernel it would be minutes until the next after a long cut."""
+    monkeypatch.setattr(sockets, "CONNECTED", 200)
+    with socket.socket() as deaf, ExitStack() as crowd, closing(Sockets(HOST, keys(), 10_000)) as ears:
+        deaf.bind((HOST, 0))
+        deaf.listen(0)
+        for _ in range(4):  # whoever comes when the queue is full is not answered
+            one = crowd.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(deaf.getsockname())
+        address = f"tcp://{HOST}:{deaf.getsockname()[1]}"
+        ears.send(address, [b"header"])
+        monitor = ears._mouths[address].get_monitor_socket(zmq.EVENT_CONNECT_RETRIED)
+        assert monitor.poll(20_000)
+        monitor.close()
 
 
 def notice(ears: Sockets) -> None:

@@ -54,11 +54,11 @@ def step(
     )
 
 
-def gossiped(time: float = START + 2) -> Gossiped:
+def gossiped(time: float = START + 2, exchanges: int = 3, partner: int | None = 3) -> Gossiped:
     return Gossiped(
         time=time,
         step=1,
-        exchanges=3,
+        exchanges=exchanges,
         refusals=1,
         timeouts=0,
         late=0,
@@ -73,7 +73,7 @@ def gossiped(time: float = START + 2) -> Gossiped:
         examples=640,
         worker=2,
         known=5,
-        partner=3,
+        partner=partner,
         wider=1,
         kernel="numba",
     )
