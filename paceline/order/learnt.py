@@ -77,9 +77,6 @@ class Learnt:
             )
         if not isinstance(streams, OneStream | WorkerStreams):
             raise SettingError(f"{name}: streams ({streams!r}) must be order.OneStream() or order.WorkerStreams()")
-        for setting, value in {"exact": exact, "preconditioned": preconditioned}.items():
-            if not isinstance(value, bool):
-                raise SettingError(f"{name}: {setting} ({value!r}) must be True or False")
         self._make, self._wanted, self._streams = make, unit, streams
         self._sketch, self._exact = sketch or SKETCH, exact
         self.preconditioned = preconditioned
