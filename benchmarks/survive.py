@@ -4,8 +4,10 @@ Eight workers train with Gossip, in two sites of the lab, each with a fifth of a
 moments that are drawn by its seed; all together have to use as many examples as without any fault. One, three or seven
 are killed and stay dead; one is killed and started again with the invitation, or frozen; the link of one, or of a whole
 site, is cut for 20 s, and whole again. Told are the longest time between the ends of two rounds of the workers that
-nothing was done to (and of the others, while they could), when those that came back have averaged again, whether all
-that are alive at the end have one model, and its accuracy beside that of the training with the same seed and no fault.
+nothing was done to (and of the others, as long as they did any), when those that came back have averaged again, whether
+all that are alive at the end have one model, and its accuracy beside that of the training with the same seed and no
+fault.
+
 Needs what ``paceline lab`` needs; with ``--local``, which cannot cut, all is done on this machine as it is.
 """
 
@@ -195,8 +197,8 @@ def one(fault: str, job: Job, place: Place) -> dict[str, Any]:
 
 def _final(job: Job, alive: Sequence[int]) -> dict[str, Any]:
     """How many models there are, and how good the worst of them is."""
-    task, model = job.load(), job.load().model(job.model)
-    found = {}
+    task = job.load()
+    model, found = task.model(job.model), dict[str, float]()
     for rank in alive:
         model.load_state_dict(torch.load(model_of(Path(job.folder), rank), weights_only=True))
         if (name := digest(model)) not in found:
@@ -206,13 +208,12 @@ def _final(job: Job, alive: Sequence[int]) -> dict[str, Any]:
 
 def back(healed: Healed, events: dict[int, list[Event]]) -> float | None:
     """Seconds from the end of a fault until all whom it had kept away have averaged again, with whom they could not."""
-    blow = healed.blow
-    sides = [set(ranks) for ranks in SITES.values()]
-    if isinstance(blow.target, int):
-        sides = [{blow.target}, set(range(WORKERS)) - {blow.target}]
-        met = [_first(events[blow.target], healed.time, sides[1])]
+    target = healed.blow.target
+    if isinstance(target, int):
+        met = [_first(events[target], healed.time, {*range(WORKERS)} - {target})]
     else:
-        met = [_first(events[rank], healed.time, sides[rank in sides[0]]) for rank in range(WORKERS)]
+        east, west = (set(ranks) for ranks in SITES.values())
+        met = [_first(events[rank], healed.time, west if rank in east else east) for rank in range(WORKERS)]
     times = [each for each in met if each is not None]
     return round(max(times) - healed.time, 1) if len(times) == len(met) else None
 
