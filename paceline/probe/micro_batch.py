@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from paceline.probe.coordinates import Squares
 from paceline.probe.norms import norm, sqnorm
 from paceline.probe.preconditioned import Preconditioned
 from paceline.probe.sketch import LinearMap
-from paceline.probe.tally import Layout, Tally
+from paceline.probe.tally import Layout, Tally, Wanted
 
 __all__ = ["MicroBatchMeter", "corrected_sqnorm"]
 
@@ -51,24 +51,15 @@ class MicroBatchMeter:
         self.squares = squares
         self._layout = layout
         self._mapping = mapping
-        self.begin(0, keep=keep)
+        self.begin(0, Wanted(keep=keep))
 
-    def begin(
-        self,
-        micro_batches: int,
-        squares: bool = False,
-        keep: bool = False,
-        norms: bool = True,
-        factors: Mapping[nn.Parameter, Tensor] | None = None,
-    ) -> None:
-        """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted.
-
-        With ``factors``, images of gradients times these, too.
-        """
-        self._norms = norms
+    def begin(self, micro_batches: int, wanted: Wanted) -> None:
+        """Forget the last step."""
+        self._norms = wanted.norms
         self._tally.clear()
-        self._tally.keep = keep
-        self._squaring = self.squares if squares else None
+        self._tally.keep = wanted.keep
+        self._squaring = self.squares if wanted.squares else None
+        factors = wanted.factors
         self.preconditioned = None if factors is None else Preconditioned(self._layout, self._mapping, factors)
         self._late: tuple[float, float] | None = None
         self.whole = (0.0, 1.0)

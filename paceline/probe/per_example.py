@@ -20,7 +20,7 @@ from paceline.probe.one_by_one import OneByOne
 from paceline.probe.parts import Part, Sums
 from paceline.probe.preconditioned import Preconditioned
 from paceline.probe.sketch import LinearMap
-from paceline.probe.tally import Layout, Tally
+from paceline.probe.tally import Layout, Tally, Wanted
 from paceline.probe.units import Example
 
 __all__ = ["ExampleMeter", "check_layers"]
@@ -81,23 +81,14 @@ class ExampleMeter:
         self._norms = self.adds_up = True
         self.preconditioned: Preconditioned | None = None
 
-    def begin(
-        self,
-        micro_batches: int,
-        squares: bool = False,
-        keep: bool = False,
-        norms: bool = True,
-        factors: Mapping[nn.Parameter, Tensor] | None = None,
-    ) -> None:
-        """Forget the last step; of this one ``squares`` of coordinates, images to ``keep``, or ``norms`` are wanted.
-
-        With ``factors``, images of gradients times these, too.
-        """
-        self._norms = norms
+    def begin(self, micro_batches: int, wanted: Wanted) -> None:
+        """Forget the last step."""
+        self._norms = wanted.norms
         self.tally.clear()
-        self.tally.keep = keep
+        self.tally.keep = wanted.keep
         self.whole = (0.0, 1.0)
-        self._squaring = self.squares if squares else None
+        self._squaring = self.squares if wanted.squares else None
+        factors = wanted.factors
         self.preconditioned = None if factors is None else Preconditioned(self._layout, self._mapping, factors)
         if self._squaring is not None:
             self._squaring.begin({})

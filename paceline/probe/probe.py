@@ -19,7 +19,7 @@ from paceline.probe.micro_batch import MicroBatchMeter
 from paceline.probe.norms import sqnorm
 from paceline.probe.per_example import ExampleMeter
 from paceline.probe.sketch import SIZE, check_size, map_of
-from paceline.probe.tally import Layout
+from paceline.probe.tally import Layout, Wanted
 from paceline.probe.units import Example, MicroBatch, Unit
 from paceline.roles import Need
 
@@ -196,7 +196,8 @@ class Probe:
         if self._meter is not None and needs is not None:
             self.now = needs & self.needs
             factors = self._factors if Need.UNITS in self.now else None
-            self._meter.begin(micro_batches, Need.COORDINATES in self.now, self._keeps, self._measuring, factors)
+            squares = Need.COORDINATES in self.now
+            self._meter.begin(micro_batches, Wanted(squares, self._keeps, self._measuring, factors))
 
     def before(self, batch: Any) -> None:
         """See a micro-batch before the user's loop gets it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,19 @@ from paceline.errors import LoopError, SettingError
 from paceline.probe.norms import inner_products
 from paceline.probe.sketch import LinearMap
 
-__all__ = ["Layout", "Tally"]
+__all__ = ["Layout", "Tally", "Wanted"]
+
+
+class Wanted(NamedTuple):
+    """What is measured of a step, besides the weights of its units."""
+
+    squares: bool = False
+    """Squares of coordinates, in sums."""
+    keep: bool = False
+    """The images of all units."""
+    norms: bool = True
+    factors: Mapping[nn.Parameter, Tensor] | None = None
+    """If there are some: images of gradients times these, too."""
 
 
 class Layout:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, TensorDataset
 
@@ -70,14 +70,42 @@ def collate(examples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 def trained(kind: str, more: Callable[[], dict[str, Any]] = dict) -> tuple[Tensor, list[list[int]]]:
     """The parameters, and the examples of each epoch that this worker had."""
     run, dataset = build(kind, order=ORDERS[kind](exact=True), probe=pl.Probe(exact=True), **more())
-    found: list[list[int]] = []
     with run:
-        for epoch in range(EPOCHS):
-            dataset.ids.clear()
-            train(run, run.model, epochs=epoch + 1)
-            found.append(list(dataset.ids))
+        found = seen_in_epochs(run, dataset)
         with run.consensus():
             return flat(run.model), found
+
+
+def seen_in_epochs(run: pl.Run, dataset: Seen) -> list[list[int]]:
+    """Train, and give the examples of each epoch that this worker had."""
+    found: list[list[int]] = []
+    for epoch in range(EPOCHS):
+        dataset.ids.clear()
+        train(run, run.model, epochs=epoch + 1)
+        found.append(list(dataset.ids))
+    return found
+
+
+def epoch_by_hand(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Seen,
+    units: list[Tensor],
+    observe: Callable[[int, Tensor], None],
+) -> None:
+    """Six units to a step in a plain loop; who observes gets the number and the gradient of each."""
+    for step in range(0, len(units), 6):
+        chosen = units[step : step + 6]
+        total = torch.zeros_like(flat(model))
+        for at, unit in enumerate(chosen):
+            optimizer.zero_grad()
+            x, y = collate([dataset[one] for one in unit.tolist()])
+            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+            total += len(unit) * gradient / sum(map(len, chosen))
+            observe(step + at, gradient)
+        torch.nn.utils.vector_to_parameters(total, [p.grad for p in model.parameters()])  # type: ignore[misc]
+        optimizer.step()
 
 
 def by_hand() -> tuple[Tensor, list[list[int]]]:
@@ -89,20 +117,14 @@ def by_hand() -> tuple[Tensor, list[list[int]]]:
     whole = len(units) - 1
     balancer, sequence, found = PairBalancer([list(range(whole))]), list(range(whole)), []
     for _ in range(EPOCHS):
-        found.append(torch.cat([units[at] for at in [*sequence, whole]]).tolist())
-        for step in range(0, len(units), 6):
-            chosen = [*sequence, whole][step : step + 6]
-            total = torch.zeros_like(flat(model))
-            for at in chosen:
-                optimizer.zero_grad()
-                x, y = collate([dataset[one] for one in units[at].tolist()])
-                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
-                total += len(units[at]) * gradient / sum(len(units[one]) for one in chosen)
-                if at != whole:
-                    balancer.observe(gradient[None])
-            torch.nn.utils.vector_to_parameters(total, [p.grad for p in model.parameters()])  # type: ignore[misc]
-            optimizer.step()
+        ordered = [units[at] for at in [*sequence, whole]]
+        found.append(torch.cat(ordered).tolist())
+
+        def observe(at: int, gradient: Tensor) -> None:
+            if at != whole:
+                balancer.observe(gradient[None])
+
+        epoch_by_hand(model, optimizer, dataset, ordered, observe)
         sequence = balancer.next_orders()[0]
     return flat(model), found
 
@@ -208,17 +230,23 @@ def never_stopped(kind: str, how: str) -> tuple[Tensor, list[int]]:
         return flat(run.model), dataset.ids[-20:]
 
 
-def stopped_at(kind: str, how: str, steps: int, folder: Path) -> tuple[Tensor, list[int]]:
-    run, _ = build(kind, sync=SYNCS[how]())
+def resumed_at(steps: int, file: Path, make: Callable[[], tuple[pl.Run, Seen]]) -> tuple[pl.Run, Seen]:
+    """A run that was saved after so many steps, and resumed and trained to its end by another."""
+    run, _ = make()
     with run:
         train(run, run.model, steps=steps)
-        run.save(folder / "at.ckpt")
+        run.save(file)
         train(run, run.model, steps=steps + 4)  # work that is lost
-    run, dataset = build(kind, sync=SYNCS[how]())
+    run, dataset = make()
     with run:
-        assert run.resume(folder / "at.ckpt")
+        assert run.resume(file)
         train(run, run.model, epochs=EPOCHS)
-        return flat(run.model), dataset.ids[-20:]
+    return run, dataset
+
+
+def stopped_at(kind: str, how: str, steps: int, folder: Path) -> tuple[Tensor, list[int]]:
+    run, dataset = resumed_at(steps, folder / "at.ckpt", lambda: build(kind, sync=SYNCS[how]()))
+    return flat(run.model), dataset.ids[-20:]
 
 
 @pytest.mark.parametrize("kind", list(ORDERS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,19 @@ from paceline import order, sync
 from paceline.errors import SettingError
 from paceline.order import MeanBalancer, PairBalancer, herding_bound
 from paceline.probe import Example
-from tests.laws.test_order import EPOCHS, LENGTH, UNIT, Seen, collate, growing, orders_of, unequal
+from tests.laws.test_order import (
+    EPOCHS,
+    LENGTH,
+    UNIT,
+    Seen,
+    collate,
+    epoch_by_hand,
+    growing,
+    orders_of,
+    resumed_at,
+    seen_in_epochs,
+    unequal,
+)
 from tests.pool import Pool
 from tests.problems import data, flat, mlp, train
 
@@ -78,22 +91,18 @@ def by_hand(which: str, kind: str) -> tuple[Tensor, list[list[int]]]:
         divisor = divisors(kind, optimizer)
         if epoch == 1:
             balancer = make([sequence])  # the mean of gradients that were not divided is none of those that are
-        found.append(torch.cat([units[at] for at in [*sequence, whole]]).tolist())
-        for step in range(0, len(units), BATCH // UNIT):
-            chosen = [*sequence, whole][step : step + BATCH // UNIT]
-            total = torch.zeros_like(flat(model))
-            for at in chosen:
-                optimizer.zero_grad()
-                x, y = collate([dataset[one] for one in units[at].tolist()])
-                F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-                gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
-                total += len(units[at]) * gradient / sum(len(units[one]) for one in chosen)
-                if at != whole:
-                    balancer.observe((gradient if divisor is None else gradient / divisor)[None])
-            torch.nn.utils.vector_to_parameters(total, [p.grad for p in model.parameters()])  # type: ignore[misc]
-            optimizer.step()
+        ordered = [units[at] for at in [*sequence, whole]]
+        found.append(torch.cat(ordered).tolist())
+        observe = partial(look, balancer, whole, divisor)
+        epoch_by_hand(model, optimizer, dataset, ordered, observe)
         sequence = balancer.next_orders()[0]
     return flat(model), found
+
+
+def look(balancer: PairBalancer | MeanBalancer, whole: int, divisor: Tensor | None, at: int, gradient: Tensor) -> None:
+    """Examples that make no whole unit teach nothing."""
+    if at != whole:
+        balancer.observe((gradient if divisor is None else gradient / divisor)[None])
 
 
 def build(which: str, kind: str = "Adam", **more: Any) -> tuple[pl.Run, Seen]:
@@ -109,12 +118,8 @@ def trained(
     """The parameters, and the examples of each epoch that this worker had."""
     role = ORDERS[which](exact=True, preconditioned=preconditioned)
     run, dataset = build(which, kind, order=role, probe=pl.Probe(exact=True), **more())
-    found: list[list[int]] = []
     with run:
-        for epoch in range(EPOCHS):
-            dataset.ids.clear()
-            train(run, run.model, epochs=epoch + 1)
-            found.append(list(dataset.ids))
+        found = seen_in_epochs(run, dataset)
         return flat(run.model), found
 
 
@@ -182,16 +187,8 @@ def never_stopped(which: str, how: str) -> tuple[Tensor, list[int], list[list[in
 
 
 def stopped_at(which: str, how: str, steps: int, folder: Path) -> tuple[Tensor, list[int], list[list[int]], Any]:
-    run, _ = build(which, sync=SYNCS[how]())
-    with run:
-        train(run, run.model, steps=steps)
-        run.save(folder / "at.ckpt")
-        train(run, run.model, steps=steps + 4)  # work that is lost
-    run, dataset = build(which, sync=SYNCS[how]())
-    with run:
-        assert run.resume(folder / "at.ckpt")
-        train(run, run.model, epochs=EPOCHS)
-        return flat(run.model), dataset.ids[-20:], orders_of(run), factors(run)
+    run, dataset = resumed_at(steps, folder / "at.ckpt", lambda: build(which, sync=SYNCS[how]()))
+    return flat(run.model), dataset.ids[-20:], orders_of(run), factors(run)
 
 
 @pytest.mark.parametrize("which", list(ORDERS))
