@@ -129,7 +129,8 @@ class Step:
             if self._waiting_for_backward:
                 raise LoopError(
                     f"step.backward(loss) was not called for micro-batch {self._seen} of {self._pieces} in step "
-                    f"{self.index}; call it once in every turn of the inner loop, instead of loss.backward()"
+                    f"{self.index}; call it once in every turn of the inner loop, `for batch in step:`, instead of "
+                    "loss.backward()"
                 )
             parts.clock.computed(self._hidden_exchange)
             self._hidden_exchange = 0.0
