@@ -32,6 +32,8 @@ METHODS: dict[str, Callable[[int], Sync]] = {
     "gossip": lambda steps: pl.sync.Gossip(4, codec=pl.codec.Identity()),
     "gossip, 8 bit": lambda steps: pl.sync.Gossip(4),
     "gossip, 4 bit": lambda steps: pl.sync.Gossip(4, codec=pl.codec.Lattice(4)),
+    "gossip, 8 bit, averaged momentum": lambda steps: pl.sync.Gossip(4, optimizer_state=pl.sync.Average()),
+    "gossip of every step, 8 bit": lambda steps: pl.sync.Gossip(1),
 }
 """What is made for so many steps."""
 USUAL = ["all-reduce", "H = 4", "H = 16", "H = 16, 8 bit"]
