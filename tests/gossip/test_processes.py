@@ -157,5 +157,6 @@ def test_exchanges_that_come_in_each_others_way_keep_the_mean(pool: Pool, graph:
     assert moved < 1e-6
     exchanges = sum(each for _, _, each in found) // 2
     assert exchanges >= 20  # of 100 offers; where all are busy an offer comes to nothing
-    # What is left is at least as little as predicted on average, but for a lucky or unlucky draw, and for the lattice.
-    assert left < 10 * (1 - contraction(graph.neighbours(range(4)))) ** exchanges + 1e-4
+    # By Markov's inequality less than one draw in a hundred is a hundred times above its mean. The lattice has steps of
+    # about a hundredth of the distances of a few exchanges ago, when the spread was some times larger.
+    assert left < 100 * (1 - contraction(graph.neighbours(range(4)))) ** exchanges + 1e-3
