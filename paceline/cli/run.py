@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from paceline.cli.independent import RESTARTS, launch_independent
 from paceline.cli.launch import Machines, default_workers, launch
-from paceline.cli.speak import plain_errors
+from paceline.cli.speak import plain_errors, say
 from paceline.errors import SettingError
 
 __all__ = ["run"]
@@ -71,6 +72,10 @@ def run(
             raise SettingError(f"there is no script {script}; give the path of a Python file, or -m and a module")
         if invitation is not None and not independent:
             raise SettingError(f"--invitation ({invitation}) has no effect without --independent; leave it out")
+        if workers is None:
+            _mind_place(script, args or [], ("--workers", "-w"))
+        if not independent:
+            _mind_place(script, args or [], ("--independent",))
         command = ["-m", script, *(args or [])] if module else [script, *(args or [])]
         workers, machines = default_workers() if workers is None else workers, Machines(nodes, node_rank, at)
         if independent:
@@ -81,3 +86,11 @@ def run(
         else:
             code = launch(command, workers=workers, machines=machines, restarts=restarts or 0)
     raise typer.Exit(code)
+
+
+def _mind_place(script: str, args: Sequence[str], names: Sequence[str]) -> None:
+    """Tell who has put an option of the launcher behind the script, which gets it; it may have one of that name."""
+    for arg in args:
+        if arg.partition("=")[0] in names:
+            say(f"{arg} is behind {script}, which gets it; for paceline run it has to be before")
+            return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
@@ -66,6 +68,26 @@ def test_a_script_that_is_not_there() -> None:
     found = CliRunner().invoke(app, ["run", "nowhere.py"])
     assert found.exit_code == 2
     assert "there is no script nowhere.py" in found.stderr
+
+
+@pytest.mark.parametrize("option", [["--workers", "3"], ["--workers=3"], ["-w", "3"], ["--independent"]])
+def test_an_option_behind_the_script_is_the_scripts_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    launched: list[list[str]] = []
+
+    def launch(command: list[str], **settings: object) -> int:
+        launched.append(command)
+        return 0
+
+    for name in ("launch", "launch_independent"):
+        monkeypatch.setattr(sys.modules["paceline.cli.run"], name, launch)
+    script = tmp_path / "train.py"
+    script.touch()
+    found = CliRunner().invoke(app, ["run", str(script), *option])
+    assert f"{option[0]} is behind {script}, which gets it" in " ".join(found.stderr.split())
+    assert launched == [[str(script), *option]]
+    assert "is behind" not in CliRunner().invoke(app, ["run", "-w", "2", "--independent", str(script), *option]).stderr
 
 
 def test_version_and_help() -> None:
