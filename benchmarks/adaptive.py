@@ -23,19 +23,10 @@ MICRO = 128  # of one worker: larger shares are done in pieces
 
 Optimizers = Callable[[dict[str, Any], nn.Module], torch.optim.Optimizer]
 
-NORMS = [10, 30, 100]  # that AdaGradNorm begins to divide by, so that no early step is longer than the rate over it
-
-
-def divided(norm: float) -> Optimizers:
-    """AdaGradNorm that divides by such a norm at the beginning."""
-    return lambda options, model: pl.optim.AdaGradNorm(model.parameters(), lr=options["norm"], initial=norm**2)
-
-
 OPTIMIZERS: dict[str, Optimizers] = {
     "SGD": momentum,
     "AdaGrad": lambda options, model: torch.optim.Adagrad(model.parameters(), lr=options["adagrad"]),
     "AdaGradNorm": lambda options, model: pl.optim.AdaGradNorm(model.parameters(), lr=options["norm"]),
-    **{f"AdaGradNorm from {norm}": divided(norm) for norm in NORMS},
 }
 SETTINGS: dict[str, Any] = {"lr": 0.02, "adagrad": 0.16, "norm": 8.0, "eta": 0.7, "largest": 4096}
 FIXED = [32, 128, 512, 2048, 4096]
@@ -44,7 +35,6 @@ METHODS += [f"{name}, fixed {size}" for size in FIXED[1:] for name in OPTIMIZERS
 ALONE = [method for method in METHODS if ", fixed " in method]
 METHODS += [f"SGD, gain {size}" for size in FIXED[1:]]
 METHODS += [f"{name}, {what}" for name in ("AdaGrad", "AdaGradNorm") for what in ("rate", "root")]
-USUAL = [method for method in METHODS if " from " not in method]
 
 
 def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
@@ -68,4 +58,4 @@ def make(method: str, options: dict[str, Any], model: nn.Module) -> Roles:
 
 
 if __name__ == "__main__":
-    compare("adaptive", __doc__, make, METHODS, USUAL, ["batch"], alone=ALONE, epochs=8, **SETTINGS)
+    compare("adaptive", __doc__, make, METHODS, without=["batch"], alone=ALONE, epochs=8, **SETTINGS)
