@@ -1,7 +1,7 @@
 """Lattice points in one pass over the numbers, compiled by numba: the same bits as :mod:`paceline.codec.rounding`.
 
 Only imported where numba is installed. All arithmetic is in 32 bits, so that eight numbers are computed at a time. The
-compiler may contract x · y + z, since the products here are exact; it may not reorder.
+compiler may not reorder sums.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from numpy import float32, int32, uint64
 from numpy.typing import NDArray
 
 from paceline.codec.packing import GROUP
-from paceline.codec.rounding import FINEST, MAGIC, SLACK, SMALLEST
+from paceline.codec.rounding import FINEST, LARGEST, MAGIC, SLACK, SMALLEST
 from paceline.compiled import compiled
 
 __all__ = ["Kernels", "kernels"]
 
 Array = NDArray[Any]
 
-ROUND = float32(MAGIC)
 SIZE = int32(0x7FFFFFFF)  # the bits of a float32 without its sign: as whole numbers they have the order of the sizes
 INFINITE = int32(0x7F800000)
 
@@ -38,9 +37,10 @@ class Kernels(NamedTuple):
 def kernels(bits: int) -> Kernels:
     """Compile those for so many bits, which takes some seconds the first time on a machine."""
     shift, mask = int32(bits), int32((1 << bits) - 1)
-    colours, finest, smallest = float32((1 << bits) - SLACK), float32(FINEST), float32(SMALLEST)
+    colours, finest = float32((1 << bits) - SLACK), float32(FINEST)
+    narrowest, widest = float32(SMALLEST), float32(LARGEST)
     byte, whole, nibble = bits == 8, bits == 16, bits == 4
-    lowest_of = float32(MAGIC - (1 << (bits - 1)))
+    middle, lowest_of = float32(MAGIC), float32(MAGIC - (1 << (bits - 1)))
     group, last_byte = uint64(GROUP), uint64(0xFF)
 
     @compiled
@@ -48,18 +48,17 @@ def kernels(bits: int) -> Kernels:
         needed = float32(2.0) * reach / colours
         counted = int32(largest).view(np.float32) * finest
         needed = needed if needed > counted else counted
-        needed = needed if needed > smallest else smallest
-        power = int32(int32(float32(needed).view(np.int32) + int32(0x7FFFFF)) & INFINITE)
-        if largest >= INFINITE or power >= INFINITE or not reach < float32(np.inf):
+        needed = needed if needed > narrowest else narrowest
+        if largest >= INFINITE or not needed <= widest or not reach < float32(np.inf):
             return float32(np.nan)
-        return power.view(np.float32)
+        return int32(int32(float32(needed).view(np.int32) + int32(0x7FFFFF)) & INFINITE).view(np.float32)
 
     @compiled
-    def put(values: Array, inverse: Any, weights: Array, codes: Array) -> Any:
+    def put(values: Array, zero: Any, weights: Array, codes: Array) -> Any:
         digest, largest = int32(0), int32(0)
         for at in range(values.size):
             value = values[at]
-            index = float32(value * inverse + ROUND).view(np.int32)
+            index = float32(value + zero).view(np.int32)
             digest = int32(digest + int32(int32(index >> shift) * weights[at]))
             codes[at] = index & mask
             size = int32(float32(value).view(np.int32) & SIZE)
@@ -67,19 +66,19 @@ def kernels(bits: int) -> Kernels:
         return digest, largest
 
     @compiled
-    def show(values: Array, inverse: Any, scale: Any, points: Array) -> None:
+    def show(values: Array, zero: Any, points: Array) -> None:
         for at in range(values.size):
-            points[at] = float32(float32(values[at] * inverse + ROUND) - ROUND) * scale
+            points[at] = float32(float32(values[at] + zero) - zero)
 
     @compiled
-    def take(near: Array, inverse: Any, scale: Any, weights: Array, codes: Array, out: Array) -> Any:
+    def take(near: Array, zero: Any, least: Any, weights: Array, codes: Array, out: Array) -> Any:
         digest, apart = int32(0), int32(0)
         for at in range(near.size):
             value = near[at]
-            lowest = float32(value * inverse + lowest_of).view(np.int32)
+            lowest = float32(value + least).view(np.int32)
             index = int32(lowest + int32(int32(int32(codes[at]) - lowest) & mask))
             digest = int32(digest + int32(int32(index >> shift) * weights[at]))
-            point = float32(float32(index.view(np.float32) - ROUND) * scale)
+            point = float32(index.view(np.float32) - zero)
             out[at] = point
             size = int32(float32(point - value).view(np.int32) & SIZE)
             apart = size if size > apart else apart
@@ -152,11 +151,11 @@ def kernels(bits: int) -> Kernels:
             scale = scale_for(reach[number], int32(0))
             # Whether the largest number needs a wider lattice is seen on the way; it seldom does.
             for _ in range(2):
-                inverse = float32(1.0) / scale
+                zero = middle * scale
                 if byte:
-                    digest, largest = put(part, inverse, weights, packed)
+                    digest, largest = put(part, zero, weights, packed)
                 else:
-                    digest, largest = put(part, inverse, weights, room)
+                    digest, largest = put(part, zero, weights, room)
                 right = scale_for(reach[number], largest)
                 if right == scale:
                     break
@@ -165,7 +164,7 @@ def kernels(bits: int) -> Kernels:
                 pack(room[: part.size], packed)
             scales[number], digests[number] = scale, digest
             if points.size:
-                show(part, float32(1.0) / scale, scale, points[begin:end])
+                show(part, middle * scale, points[begin:end])
 
     @compiled
     def decode(
@@ -178,12 +177,12 @@ def kernels(bits: int) -> Kernels:
             begin, end = number * block, min(near.size, (number + 1) * block)
             packed = codes[number * full : min(codes.size, (number + 1) * full)]
             scale, part = scales[number], near[begin:end]
-            inverse = float32(1.0) / scale
+            zero, least = middle * scale, lowest_of * scale
             if byte:
-                digest, far = take(part, inverse, scale, weights, packed, out[begin:end])
+                digest, far = take(part, zero, least, weights, packed, out[begin:end])
             else:
                 unpack(packed, room[: part.size])
-                digest, far = take(part, inverse, scale, weights, room, out[begin:end])
+                digest, far = take(part, zero, least, weights, room, out[begin:end])
             apart[number] = int32(far).view(np.float32)
             if digest != digests[number] or far >= INFINITE:
                 wrong += 1

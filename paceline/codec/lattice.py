@@ -84,8 +84,7 @@ class Lattice:
             numbers, reached, heavy, *rest = (each.detach().numpy() for each in flat)
             kernels.encode(numbers, reached, self.block, heavy, *rest)
         else:
-            shifts = self._shifts(seed)
-            head = scales, digests
+            head, shifts = (scales, digests), self._shifts(seed, values)
             rounding.encode(values, reach, self.bits, self.block, weights, head, codes, points, shifts)
         return payload
 
@@ -111,7 +110,7 @@ class Lattice:
             flat = (near, weights, scales, digests, codes, out, apart)
             own, heavy, *rest = (each.detach().numpy() for each in flat)
             return kernels.decode(own, self.block, heavy, *rest)
-        shifts = self._shifts(seed)
+        shifts = self._shifts(seed, near)
         return rounding.decode(near, self.bits, self.block, weights, (scales, digests), codes, out, apart, shifts)
 
     def _split(self, payload: Tensor, numel: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
@@ -119,8 +118,11 @@ class Lattice:
         end = 4 * self.blocks(numel)
         return (payload[:end].view(torch.float32), payload[end : 2 * end].view(torch.int32)), payload[2 * end :]
 
-    def _shifts(self, seed: int) -> torch.Generator | None:
-        return torch.Generator().manual_seed(seed) if self.dithered else None
+    def _shifts(self, seed: int, like: Tensor) -> Tensor | None:
+        """By how much of a step the lattice lies elsewhere for each number."""
+        if not self.dithered:
+            return None
+        return torch.rand(len(like), generator=torch.Generator().manual_seed(seed)).to(like.device)
 
     def _kernels(self, values: Tensor) -> Kernels | None:
         if self.kernel == "torch" or values.device.type != "cpu":

@@ -1,13 +1,15 @@
 """Lattice points in plain operations of torch, over pieces that stay in the cache.
 
-A number is rounded by adding 1.5 · 2^23 to it: what single precision keeps of that sum is the nearest whole number, and
-its bits, as an int32, are that number and a constant. The constant is a multiple of 2^22, which changes nothing modulo
-q. So an index, with that constant, is one addition away from a float, on every processor.
+A number is rounded to a multiple k s of a power of two s by adding 1.5 · 2^23 s to it: what single precision keeps of
+that sum is the nearest multiple, and its bits, as an int32, are k and a constant. The constant is a multiple of 2^22,
+which changes nothing modulo q. So an index, with that constant, is one addition away from a number, and a point is one
+subtraction away from the index, on every processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +20,10 @@ __all__ = ["MAGIC", "decode", "encode", "scales_for"]
 
 MAGIC = 12582912.0  # 1.5 · 2^23: whole numbers up to 2^22 away from it are told apart
 FINEST = 2.0**-21  # lattice steps of the largest number of a block: indices stay below 2^22, with room for who is near
-SMALLEST, LARGEST = 2.0**-100, 2.0**127  # lattice steps: their inverses are numbers, too
+SMALLEST, LARGEST = 2.0**-100, 2.0**103  # lattice steps: 2^24 of them are a number, too
 # Steps of the range that are not used: half a step for each of two roundings, twice, and the rounding of a shift.
 SLACK = 2.6
-CHUNK = 1 << 17  # numbers at a time: fewer, and calls take longer than what they do
+CHUNK = 1 << 18  # numbers at a time: fewer, and calls take longer than what they do
 
 
 def scales_for(reach: Tensor, largest: Tensor, bits: int) -> Tensor:
@@ -46,25 +48,35 @@ def encode(
     head: tuple[Tensor, Tensor],
     codes: Tensor,
     points: Tensor | None,
-    shifts: torch.Generator | None,
+    shifts: Tensor | None,
 ) -> None:
     """Fill in lattice distances and check sums (the ``head``), codes, and the points if they are asked for."""
     scales, digests = head
+    scales.copy_(scales_for(reach, torch.zeros_like(reach), bits))
+    highest, lowest = torch.empty_like(scales), torch.empty_like(scales)
+    pieces = list(_pieces(values.numel(), block))
     room, spare = _room(values, block)
-    at = 0
-    for first, last, begin, end in _pieces(values.numel(), block):
-        rows = values[begin:end].view(last - first, -1)
-        scale = scales_for(reach[first:last], _largest(rows), bits)
-        scales[first:last] = scale
-        work, other = room[: end - begin].view_as(rows), spare[: end - begin].view_as(rows)
-        shift = _shift(shifts, rows)
-        index = _round(rows, scale, shift, MAGIC, work)
-        digests[first:last] = _digest(index, bits, weights, other)
-        size = packed_bytes(end - begin, bits)
-        pack(index.view(-1), bits, codes[at : at + size])
-        if points is not None:
-            _write(work, shift, scale, points[begin:end].view_as(rows))
-        at += size
+
+    def fill(some: Iterable[Piece]) -> None:
+        zeros = _zeros(scales, MAGIC)
+        for piece in some:
+            rows, work, zero = piece.rows(values), piece.room(room), piece.blocks(zeros)
+            torch.amax(rows, 1, out=piece.blocks(highest))
+            torch.amin(rows, 1, out=piece.blocks(lowest))
+            shift = None if shifts is None else piece.rows(shifts) * piece.blocks(scales).unsqueeze(1)
+            index = _index(rows, zero, shift, work)
+            _digest(index, bits, weights, piece.room(spare), piece.blocks(digests))
+            pack(index.view(-1), bits, piece.codes(codes, bits))
+            if points is not None:
+                _write(work, zero, shift, piece.rows(points))
+
+    fill(pieces)
+    # Whether the largest number of a block needs a wider lattice is seen on the way; it seldom does.
+    right = scales_for(reach, torch.maximum(highest, -lowest), bits)
+    wider = right != scales
+    if wider.any():
+        scales.copy_(right)
+        fill(piece for piece in pieces if piece.blocks(wider).any())
 
 
 def decode(
@@ -76,27 +88,53 @@ def decode(
     codes: Tensor,
     out: Tensor,
     apart: Tensor,
-    shifts: torch.Generator | None,
+    shifts: Tensor | None,
 ) -> int:
     """Write the points and their distances from ``near``; gives the number of blocks that are wrong."""
     scales, digests = head
+    half, mask = 1 << (bits - 1), (1 << bits) - 1
+    found, highest, lowest = torch.empty_like(digests), torch.empty_like(apart), torch.empty_like(apart)
+    zeros, leasts = _zeros(scales, MAGIC), _zeros(scales, MAGIC - half)
     room, spare = _room(near, block)
-    half, mask, wrong, at = 1 << (bits - 1), (1 << bits) - 1, 0, 0
-    for first, last, begin, end in _pieces(near.numel(), block):
-        rows, scale = near[begin:end].view(last - first, -1), scales[first:last]
-        work, other = room[: end - begin].view_as(rows), spare[: end - begin].view_as(rows)
-        shift = _shift(shifts, rows)
-        lowest = _round(rows, scale, shift, MAGIC - half, work)  # of the q indices that it may be
-        size = packed_bytes(end - begin, bits)
-        index = unpack(codes[at : at + size], bits, end - begin).view_as(rows)
-        index.sub_(lowest).bitwise_and_(mask).add_(lowest)
-        same = _digest(index, bits, weights, other) == digests[first:last]
-        points = out[begin:end].view_as(rows)
-        _write(index.view(torch.float32), shift, scale, points)
-        apart[first:last] = _largest(torch.sub(points, rows, out=work))
-        wrong += last - first - int((same & apart[first:last].isfinite()).sum())
-        at += size
-    return wrong
+    for piece in _pieces(near.numel(), block):
+        rows, work, points = piece.rows(near), piece.room(room), piece.rows(out)
+        shift = None if shifts is None else piece.rows(shifts) * piece.blocks(scales).unsqueeze(1)
+        least = _index(rows, piece.blocks(leasts), shift, work)  # of the q indices that it may be
+        index = unpack(piece.codes(codes, bits), bits, rows.numel()).view_as(rows)
+        index.sub_(least).bitwise_and_(mask).add_(least)
+        _digest(index, bits, weights, piece.room(spare), piece.blocks(found))
+        _write(index.view(torch.float32), piece.blocks(zeros), shift, points)
+        torch.sub(points, rows, out=work)
+        torch.amax(work, 1, out=piece.blocks(highest))
+        torch.amin(work, 1, out=piece.blocks(lowest))
+    torch.maximum(highest, -lowest, out=apart)
+    return int(((found != digests) | ~apart.isfinite()).sum())
+
+
+class Piece(NamedTuple):
+    """Some blocks of the same length: from which to which, and from which number to which."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+    def rows(self, numbers: Tensor) -> Tensor:
+        """Its part of all numbers, a row for each block."""
+        return numbers[self.begin : self.end].view(self.last - self.first, -1)
+
+    def blocks(self, each: Tensor) -> Tensor:
+        """Its part of what there is for each block."""
+        return each[self.first : self.last]
+
+    def room(self, room: Tensor) -> Tensor:
+        """As much of a room as it takes."""
+        return room[: self.end - self.begin].view(self.last - self.first, -1)
+
+    def codes(self, payload: Tensor, bits: int) -> Tensor:
+        """Its part of the codes: pieces but for the last are whole bytes."""
+        at = packed_bytes(self.begin, bits)
+        return payload[at : at + packed_bytes(self.end - self.begin, bits)]
 
 
 def _room(like: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -104,44 +142,37 @@ def _room(like: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return like.new_empty(size), like.new_empty(size, dtype=torch.int32)
 
 
-def _pieces(numel: int, block: int) -> Iterator[tuple[int, int, int, int]]:
-    """First and last block of each piece, and its numbers: whole blocks, then a short one if there is a rest."""
+def _pieces(numel: int, block: int) -> Iterator[Piece]:
+    """Whole blocks, then a short one if there is a rest."""
     step = max(CHUNK // block, 1)
     whole = numel // block
     for first in range(0, whole, step):
         last = min(first + step, whole)
-        yield first, last, first * block, last * block
+        yield Piece(first, last, first * block, last * block)
     if whole * block < numel:
-        yield whole, whole + 1, whole * block, numel
+        yield Piece(whole, whole + 1, whole * block, numel)
 
 
-def _shift(generator: torch.Generator | None, rows: Tensor) -> Tensor | None:
-    """By how much of a step the lattice lies elsewhere for each number."""
-    return None if generator is None else torch.rand(rows.shape, generator=generator, dtype=rows.dtype).to(rows.device)
+def _zeros(scales: Tensor, zero: float) -> Tensor:
+    """What is added to the numbers of each block so that their bits are indices, counted from there."""
+    return (scales * zero).unsqueeze(1)
 
 
-def _largest(rows: Tensor) -> Tensor:
-    """The largest size in each row; NaN if there is one. (Both in one pass take ten times as long.)"""
-    return torch.maximum(rows.amax(1), -rows.amin(1))
+def _index(rows: Tensor, zero: Tensor, shifts: Tensor | None, work: Tensor) -> Tensor:
+    """The nearest indices, counted from ``zero``, as numbers in ``work``, and their bits as int32."""
+    if shifts is None:
+        return torch.add(rows, zero, out=work).view(torch.int32)
+    return torch.add(rows, shifts, out=work).add_(zero).view(torch.int32)
 
 
-def _round(rows: Tensor, scale: Tensor, shift: Tensor | None, more: float, work: Tensor) -> Tensor:
-    """The nearest indices plus ``more``, as floats in ``work``, and their bits as int32."""
-    torch.mul(rows, scale.reciprocal().unsqueeze(1), out=work)
-    if shift is not None:
-        work.add_(shift)
-    return work.add_(more).view(torch.int32)
-
-
-def _digest(index: Tensor, bits: int, weights: Tensor, room: Tensor) -> Tensor:
+def _digest(index: Tensor, bits: int, weights: Tensor, room: Tensor, out: Tensor) -> None:
     """Sum of what does not travel times weights modulo 2^32, of each row."""
     torch.bitwise_right_shift(index, bits, out=room)
-    return room.mul_(weights[: room.shape[1]]).sum(1, dtype=torch.int32)
+    torch.sum(room.mul_(weights[: room.shape[1]]), 1, dtype=torch.int32, out=out)
 
 
-def _write(index: Tensor, shift: Tensor | None, scale: Tensor, out: Tensor) -> None:
-    """The points of indices, which have MAGIC added to them."""
-    torch.sub(index, MAGIC, out=out)
-    if shift is not None:
-        out.sub_(shift)
-    out.mul_(scale.unsqueeze(1))
+def _write(index: Tensor, zero: Tensor, shifts: Tensor | None, out: Tensor) -> None:
+    """The points of indices that are counted from ``zero``."""
+    torch.sub(index, zero, out=out)
+    if shifts is not None:
+        out.sub_(shifts)
