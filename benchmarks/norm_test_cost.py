@@ -22,8 +22,9 @@ import torch
 
 from benchmarks import bench
 from benchmarks.contestants import Contestant
+from benchmarks.contestants.cost_team import OUR_MODULE
 from benchmarks.contestants.job import Settings, build
-from benchmarks.sync_cost import EXAMPLES, OUR_MODULE, assemble, dismiss, present, take_turns
+from benchmarks.sync_cost import EXAMPLES, assemble, dismiss, present, take_turns
 
 _MODULES = "benchmarks.contestants"
 ROSTER = [

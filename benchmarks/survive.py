@@ -21,13 +21,14 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 
 from benchmarks import bench
+from benchmarks.blows import Blow, Course, Healed
 from benchmarks.growth import longest_stall
-from benchmarks.survivor import LIMIT, Job, events_of, model_of, reached, train
+from benchmarks.survivor import LIMIT, Job, events_of, model_of, train
 from benchmarks.training import Done
 from benchmarks.victims import Victim, wait_for
 from paceline import record
@@ -38,6 +39,21 @@ from paceline.testing.digest import digest
 from paceline.testing.places import InLab, Loopback, Place
 from paceline.testing.processes import Work
 
+__all__ = [
+    "FAULTS",
+    "FOR_EVER",
+    "PASSING",
+    "WORKERS",
+    "Blow",
+    "Healed",
+    "back",
+    "line",
+    "one",
+    "plan",
+    "sites",
+    "wrong",
+]
+
 WORKERS, CORES = 8, 0.2
 LINK = Link(10**9, 10**9)
 SITES = {"east": range(4), "west": range(4, 8)}
@@ -47,31 +63,8 @@ FOR_EVER, PASSING = (25, 75), (25, 50)  # percent of the examples between which 
 CUT = 20.0  # seconds
 FREEZE = (2.0, 8.0)  # seconds
 AGAIN = 1.0  # seconds until who was killed is started again, as a launcher does it
-TRAINING = 3600.0  # seconds that a training may take
 STALL = 2.0  # seconds that a round may take of a worker to which nothing was done
 WORSE = 0.5  # points of accuracy that a fault may cost
-
-
-class Blow(NamedTuple):
-    """What happens to a worker or a site, when all together have used so many percent of the examples."""
-
-    at: int
-    do: Literal["kill", "freeze", "cut"]
-    target: int | str
-    seconds: float = math.inf
-    """Until it is over: started again, thawed, restored."""
-
-    @property
-    def workers(self) -> set[int]:
-        """To which something is done. Both sides of a cut between sites can go on."""
-        return {self.target} if isinstance(self.target, int) else set()
-
-
-class Healed(NamedTuple):
-    """A blow was over at this time, in seconds since 1970."""
-
-    time: float
-    blow: Blow
 
 
 def plan(fault: str, seed: int) -> list[Blow]:
@@ -100,70 +93,6 @@ def sites() -> Cluster:
     return Cluster(tuple(workers), tuple(cluster.Site(site, LINK) for site in SITES))
 
 
-class _Course:
-    """Lets everything happen, until all that are alive have come to the end."""
-
-    def __init__(self, workers: Sequence[Victim], place: Place, blows: Sequence[Blow], folder: Path) -> None:
-        self._workers, self._place, self._folder = workers, place, folder
-        self._coming = list(blows)
-        self._open: list[tuple[float, Blow]] = []
-        self.healed: list[Healed] = []
-
-    def happen(self) -> None:
-        """Until the end."""
-        limit = time.monotonic() + TRAINING
-        while not all(each.dead or each.finished for each in self._workers) or self._returns:
-            now = time.monotonic()
-            if now > limit:
-                raise AssertionError(f"the training has not come to its end in {TRAINING:g} s")
-            for each in self._workers:
-                each.check(may_finish=True)
-                if each.lives > 1 and not each.dead and not each.trains and self._over:
-                    each.kill()  # it has come too late, and would wait for its deadline
-            for blow in [each for each in self._coming if reached(self._folder, each.at).exists()]:
-                self._coming.remove(blow)
-                self._befall(blow)
-                self._open.append((now + blow.seconds, blow))
-            for due, blow in list(self._open):
-                if now >= due:
-                    self._open.remove((due, blow))
-                    self._heal(blow)
-            time.sleep(0.02)
-
-    @property
-    def _over(self) -> bool:
-        """Whether somebody has come to the end."""
-        return any(each.finished for each in self._workers)
-
-    @property
-    def _returns(self) -> bool:
-        """Whether somebody who is dead is to be started again."""
-        return any(blow.do == "kill" and due < math.inf for due, blow in self._open)
-
-    def _befall(self, blow: Blow) -> None:
-        match blow.do, blow.target:
-            case "kill", int(rank):
-                self._workers[rank].kill()
-            case "freeze", int(rank):
-                self._workers[rank].freeze()
-            case "cut", target:
-                self._place.change(cluster.Event(0, _name(target), "cut"))
-
-    def _heal(self, blow: Blow) -> None:
-        match blow.do, blow.target:
-            case "kill", int(rank):
-                self._workers[rank].begin()
-            case "freeze", int(rank):
-                self._workers[rank].thaw()
-            case "cut", target:
-                self._place.change(cluster.Event(0, _name(target), "restore"))
-        self.healed.append(Healed(time.time(), blow))
-
-
-def _name(target: int | str) -> str:
-    return f"w{target}" if isinstance(target, int) else target
-
-
 def one(fault: str, job: Job, place: Place) -> dict[str, Any]:
     """One training, and what came of it."""
     folder, blows = Path(job.folder), plan(fault, job.seed)
@@ -171,7 +100,7 @@ def one(fault: str, job: Job, place: Place) -> dict[str, Any]:
     try:
         wait_for(lambda: all(each.trains for each in workers), workers, "all workers to train", LIMIT)
         began = time.monotonic()
-        course = _Course(workers, place, blows, folder)
+        course = Course(workers, place, blows, folder)
         course.happen()
         seconds = time.monotonic() - began
         alive = [each.rank for each in workers if each.finished]

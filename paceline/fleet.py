@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import sys
 import threading
 import time
@@ -19,10 +18,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from paceline.blame import Blame, name_ranks
 from paceline.errors import FleetError, SettingError, WorkerLost, WorkersDisagree
 from paceline.group import Group, Part, Work
 from paceline.rendezvous import begin_group, end_group, store_of_this_run
-from paceline.watch import SILENT, Watch
+from paceline.watch import Watch
 
 if TYPE_CHECKING:
     from paceline.testing.tell import Line
@@ -45,9 +45,8 @@ class Fleet(Group):
     def __init__(self, rank: int, size: int, deadline: float, watch: Watch | None) -> None:
         self.rank, self.size, self.deadline = rank, size, deadline
         self._watch = watch
+        self._blame = None if watch is None else Blame(watch)
         self._gathers, self._gathered = 0, ""
-        self._moved: float | None = None
-        self._places: dict[int, tuple[int, str]] = {}
         self._closed = self._disbanded = False
         self._thread = threading.get_ident()
         self.meanwhile: Callable[[], None] = lambda: None
@@ -125,7 +124,7 @@ class Fleet(Group):
         that names the others.
         """
         self._check_open()
-        if self._watch is None:
+        if self._watch is None or self._blame is None:
             return [blob]
         self._gathers += 1
         # Who gathers for something else is not met by mistake, even if it is the same time for both.
@@ -147,7 +146,7 @@ class Fleet(Group):
                 self._watch.post((gone[0],), "has closed its run")
                 in_trouble = True
             if missing and (in_trouble or self._watch.trouble is None):
-                self._look_around(what, since, missing)
+                self._blame.look_around(what, since, self.deadline, missing)
                 time.sleep(0.002 if time.monotonic() - since < 1 else 0.05)
         self._watch.attend(False)
         # Who has come to this gathering has read the one before, so that this worker's part of it can go.
@@ -159,7 +158,8 @@ class Fleet(Group):
         self.gather(b"", "all workers to be ready to go their own ways")
         if self._watch:
             self._watch.close()
-        self._watch, self._disbanded = None, True
+        self._watch = self._blame = None
+        self._disbanded = True
 
     def agree(self, items: dict[str, str]) -> None:
         """Compare settings between workers; a difference is an error that names the item, values and workers."""
@@ -171,7 +171,7 @@ class Fleet(Group):
             for rank, one in enumerate(theirs):
                 by_value[one.get(key, "nothing")].append(rank)
             if len(by_value) > 1:
-                told = "; ".join(f"{_ranks(ranks)}: {value}" for value, ranks in by_value.items())
+                told = "; ".join(f"{name_ranks(ranks)}: {value}" for value, ranks in by_value.items())
                 differences.append(f"the {key} differs between workers ({told})")
         if differences:
             raise WorkersDisagree(
@@ -190,7 +190,8 @@ class Fleet(Group):
             self.meanwhile()
         try:
             while not self._done(work):
-                self._look_around(what, since, ())
+                assert self._blame is not None
+                self._blame.look_around(what, since, self.deadline)
         except RuntimeError as error:
             if isinstance(error, WorkerLost):
                 raise
@@ -205,37 +206,24 @@ class Fleet(Group):
         For one that has left the loop, and meets the others, or ``parts`` of them, when they have done what they have
         to do.
         """
-        if self._watch is None:
+        if self._blame is None:
             yield
             return
         handles = [dist.group.WORLD, *(part.handle for part in parts if part.handle is not None and part.rank >= 0)]
-        self._moved = time.monotonic()
-        try:
-            for handle in handles:
-                dist.distributed_c10d._set_pg_timeout(FOREVER, handle)
-            yield
-        finally:
-            self._moved = None
-            for handle in handles:
-                dist.distributed_c10d._set_pg_timeout(self.torch_limit, handle)
+        with self._blame.while_they_move():
+            try:
+                for handle in handles:
+                    dist.distributed_c10d._set_pg_timeout(FOREVER, handle)
+                yield
+            finally:
+                for handle in handles:
+                    dist.distributed_c10d._set_pg_timeout(self.torch_limit, handle)
 
     def lost(self, what: str, since: float, error: BaseException) -> WorkerLost:
         """Find out whose fault a broken connection is; takes a few heartbeats at most."""
-        if self._watch is None:
+        if self._blame is None:
             return WorkerLost(str(error), ranks=(), waited_for=what, seconds=time.monotonic() - since)
-        # Inside of DDP's backward pass torch's own limit is the only one; when it closes a worker's connections, the
-        # next worker sees them break.
-        late = "imed out" in str(error) or time.monotonic() - since > self.deadline
-        self._watch.attend(True)
-        end = time.monotonic() + 2 * SILENT
-        while self._watch.trouble is None and not self._watch.silent() and time.monotonic() < end:
-            self._blame_who_left()
-            time.sleep(0.05)
-        if self._watch.trouble is None:
-            ranks = tuple(self._watch.silent())
-            happened = "gave no sign of life" if late else "ended or lost its connection"
-            self._watch.post(ranks, self._describe(ranks, happened, _reason(error)))
-        return self._error(what, since)
+        return self._blame.for_broken(what, since, self.deadline, error)
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this worker fails, so that they need not wait for it."""
@@ -283,57 +271,6 @@ class Fleet(Group):
             work.wait(ONE_SLICE)  # it may have been completed just after the slice had passed: then all is well
         return True
 
-    def _look_around(self, what: str, since: float, missing: tuple[int, ...]) -> None:
-        """Called now and then while waiting: raises if there is no point in waiting longer."""
-        assert self._watch is not None
-        waited = time.monotonic() - since
-        if waited > min(1.0, self.deadline):
-            self._watch.attend(True)
-            self._blame_who_left()
-        limit = self.deadline
-        if self._moved is not None:
-            if not self._watch.silent():
-                limit *= 2  # whoever the others wait for, they know better
-            if (places := self._watch.places()) != self._places:
-                self._places, self._moved = places, time.monotonic()
-            waited = time.monotonic() - max(since, self._moved)
-        # Who looks around only shortly before the deadline cannot tell the dead from the late yet.
-        patience = 2 * SILENT if self._watch.undecided() else 0.0
-        if self._watch.trouble is None and waited > limit + patience:
-            silent = tuple(self._watch.silent())
-            ranks = silent or missing or self._watch.elsewhere()
-            alive = "is alive, but late" if len(ranks) == 1 else "are alive, but late"
-            happened = "gave no sign of life" if silent else alive
-            self._watch.post(ranks, self._describe(ranks, happened, f"the deadline of {limit:g} s passed"))
-        if self._watch.trouble is not None:
-            raise self._error(what, since)
-
-    def _blame_who_left(self) -> None:
-        assert self._watch is not None
-        for rank, why in self._watch.leavers().items():
-            if self._watch.trouble is None:
-                self._watch.post((rank,), why)
-
-    def _describe(self, ranks: tuple[int, ...], happened: str, cause: str) -> str:
-        assert self._watch is not None
-        if not ranks:
-            words = "; ".join(f"rank {r}: {self._watch.last_words(r)}" for r in range(self.size) if r != self.rank)
-            return f"{cause}; all workers are alive ({words})"
-        words = "; ".join(f"rank {rank}: {self._watch.last_words(rank)}" for rank in ranks)
-        return f"{happened} ({words}; {cause})"
-
-    def _error(self, what: str, since: float) -> WorkerLost:
-        assert self._watch is not None
-        trouble = self._watch.trouble
-        seconds = time.monotonic() - since
-        ranks, text = (trouble.ranks, trouble.text) if trouble else ((), "the notice of trouble could not be read")
-        whom = _ranks(ranks) if ranks else "a worker that could not be named"
-        found = f"; found by rank {trouble.found_by}" if trouble and trouble.found_by not in (*ranks, self.rank) else ""
-        message = (
-            f"rank {self.rank}, in step {self._watch.step}, waited {seconds:.1f} s for {what}: {whom} {text}{found}"
-        )
-        return WorkerLost(message, ranks=ranks, waited_for=what, seconds=seconds)
-
     def _at_exit(self) -> None:
         """The script ended without closing the run: say so, instead of letting the others guess."""
         error: object = getattr(sys, "last_value", None)
@@ -351,12 +288,3 @@ def _line_to_harness() -> Line | None:
     from paceline.testing.tell import line  # a run without a test has no use for the package
 
     return line()
-
-
-def _reason(error: BaseException) -> str:
-    """The first sentence of gloo's message, without the place in its source."""
-    return re.sub(r"^.*\.cc:\d+\] ", "", str(error).partition("\n")[0]).partition(". ")[0]
-
-
-def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
-from torch.utils.hooks import RemovableHandle
 
+from paceline.absence import Absence
 from paceline.asking import Asking
-from paceline.dealing import Hand, batch_of, collect, deal, draw, whole
+from paceline.cautions import Cautions
 from paceline.errors import Interrupted
 from paceline.events import Ended, Remark, Started
 from paceline.goal import Goal
@@ -23,6 +22,7 @@ from paceline.journal import Journal
 from paceline.lessons import Lessons
 from paceline.machinery import Machinery
 from paceline.meeting import compare_models, compare_plans, round_of
+from paceline.own_pace import OwnPace
 from paceline.planner import Cursor, advance, cut
 from paceline.records import Plan, Progress, Round
 from paceline.roles import Counter, Need, Observer, Speaker, Unmet
@@ -49,21 +49,16 @@ class Loop:
         self.stop_wanted = False
         self._signals = Signals()
         self._goal = Goal(steps=1)
-        self._done: Goal | None = None
-        self.hand: Hand | None = None
-        """What was dealt, in a round in which every worker goes at its own pace."""
-        self._drawn = 0
-        self._left = False
-        self._handles: list[RemovableHandle] = []
+        self.absence = Absence(run, self)
         self._stopping = 0
-        self._warned = False
         roles = {id(role): role for role in run.roles().values()}.values()  # one object may have two roles
         self._observers = [role for role in roles if isinstance(role, Observer)]
-        self._batch_norm = run.replica.batch_norm if run.fleet.size > 1 else ""
+        self.cautions = Cautions(run.fleet.rank, run.replica.batch_norm if run.fleet.size > 1 else "")
         self._speakers = [role for role in roles if isinstance(role, Speaker)]
         self._counter = run.lr if isinstance(run.lr, Counter) else None
         self._unmet = run.sync if isinstance(run.sync, Unmet) else None
         self.lessons = Lessons(run.order, run.fleet, alone=self._unmet is not None)
+        self.pace = OwnPace(run, self.lessons)
         self._asking = Asking(roles)
 
     def equip(self, parts: Machinery, journal: Journal) -> None:
@@ -96,12 +91,13 @@ class Loop:
                     yield self.current
                     self.close_step(self.current)
             reason = "stopped" if self._stopping and not goal.reached(self.progress) else "done"
-            self._done = None if self._stopping else goal  # who goes on after somebody has left asks for the same again
+            # Who goes on after somebody has left asks for the same again.
+            self.cautions.done = None if self._stopping else goal
             if signal := self._end_together():
                 reason = f"signal {signal}"
                 raise Interrupted(signal)
         except GeneratorExit:
-            self._leave()
+            self.absence.begin(self._parts)
             reason = self._parts.failure or reason
             raise
         except BaseException as error:
@@ -109,19 +105,15 @@ class Loop:
             raise
         finally:
             self.current, self.stop_wanted = None, False
-            if not self._left:
-                self.hand, self._stopping = None, 0
+            if not self.absence.lasts:
+                self.forget_round()
             progress = self.progress
             self._journal.write(Ended(time.time(), progress.step, progress.examples, reason))
 
-    def mind_totals(self, goal: Goal) -> None:
-        """Warn who asks for one epoch in every turn of a loop of their own: goals count from the run's beginning."""
-        if goal == self._done and goal.reached(self.progress):
-            warnings.warn(
-                f"run.steps({goal}) has nothing to do: it was asked for before, and done; it counts from the beginning "
-                "of the run. For one epoch more in every turn of a loop of your own, write epochs=epoch + 1",
-                stacklevel=3,
-            )
+    def forget_round(self) -> None:
+        """The round that the loop was in is over, or of no use."""
+        self.pace.forget()
+        self._stopping = 0
 
     def plan(self, cursor: Cursor, goal: Goal | None) -> Plan:
         """What all workers do in the step that begins here."""
@@ -131,42 +123,22 @@ class Loop:
         left = goal.left(cursor.progress) if goal and self._unmet is None else None
         return self.lessons.mark(cut(cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left))
 
-    def _draw(self, hand: Hand, step: int) -> Plan:
-        return self.lessons.mark(draw(hand, step))
-
     def _next_step(self, goal: Goal) -> Step:
         if self._apart():
-            hand = self._deal(goal)
-            future = partial(self._foresee_draws, hand, self._drawn + 1)
-            return Step(self._parts, self._draw(hand, self._drawn), False, future)
+            self._deal(goal)
+            return Step(self._parts, self.pace.plan(), False, self.pace.future())
         plan = self.plan(self.cursor, goal)
-        self._mind_batch_norm(plan.counts)
+        self.cautions.mind_shares(plan.counts)
         self._after = after = advance(self.cursor, plan, self._run.lengths)
         return Step(self._parts, plan, after.progress.epoch > plan.epoch, partial(self._foresee, after, goal))
 
-    def _mind_batch_norm(self, counts: Sequence[int]) -> None:
-        if not self._batch_norm or max(counts) - min(counts) <= 1:
-            return
-        layer, self._batch_norm = self._batch_norm, ""
-        if self._run.fleet.rank == 0:
-            warnings.warn(
-                f"{layer} takes its statistics over each worker's own examples, which are {list(counts)} now: the "
-                "result depends on who takes how many. GroupNorm or LayerNorm does not",
-                stacklevel=4,
-            )
-
     def _apart(self) -> bool:
         """Whether workers go at their own pace now: decided when a round begins."""
-        return self.hand is not None or self._run.sync.apart(self.cursor.progress)
+        return self.pace.hand is not None or self._run.sync.apart(self.cursor.progress)
 
-    def _deal(self, goal: Goal) -> Hand:
-        if self.hand is None:
-            run, progress = self._run, self.cursor.progress
-            size, left = run.batch.size(progress), goal.left(progress)
-            self.hand = deal(self.cursor, run.lengths, run.fleet.size, size, run.balance.split, run.micro, left)
-            self._drawn = 0
-            self._mind_batch_norm(self.hand.sizes)
-        return self.hand
+    def _deal(self, goal: Goal) -> None:
+        if self.pace.hand is None:
+            self.cautions.mind_shares(self.pace.begin(self.cursor, goal).sizes)
 
     def wishes(self) -> tuple[float, float]:
         """What this worker wants of all: the number of a signal or 1 to stop, 1 to save (who writes decides that)."""
@@ -185,7 +157,7 @@ class Loop:
 
     def batch_of(self, step: Step) -> int:
         """The examples of all workers that a step stands for, whatever each does meanwhile."""
-        return step.plan.batch if self.hand is None else batch_of(self.hand, step.plan, self._run.fleet.rank)
+        return step.plan.batch if self.pace.hand is None else self.pace.batch_of(step.plan)
 
     def close_step(self, step: Step) -> None:
         """The body of the loop is done: learn from the step, and move on."""
@@ -194,13 +166,8 @@ class Loop:
         if step.phase in (Phase.NEW, Phase.OPEN):
             raise step.left_early()
         self.hooks.settle()
-        if step.phase is Phase.READY and self._run.scaler is None and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"optimizer.step() was not called in step {step.index}, that of the optimizer that was given to Run: "
-                "nothing was learnt",
-                stacklevel=3,
-            )
+        if step.phase is Phase.READY and self._run.scaler is None:
+            self.cautions.mind_idleness(step.index)
         self.advance(step)
         applied, step.phase = step.phase is Phase.APPLIED, Phase.CLOSED
         self._parts.skipped = not applied
@@ -214,8 +181,8 @@ class Loop:
         self._parts.skipped = step.phase is not Phase.APPLIED  # it may be left before it is closed
         self.lessons.see(step.fragments)
         self._last = step.plan
-        if self.hand is not None:
-            self._advance_apart(step, self.hand)
+        if self.pace.hand is not None:
+            self._advance_apart(step)
             return
         self.cursor = self._after
         if self._unmet is not None:  # its epochs end between meetings, too
@@ -225,31 +192,23 @@ class Loop:
             self._counter.stepped(step.plan.batch, 1)
         step.end(self.cursor.progress, self._goal.reached(self.progress))
 
-    def _advance_apart(self, step: Step, hand: Hand) -> None:
-        """Between two meetings only the own steps are known; at the meeting, everybody's."""
-        self._drawn += 1
-        now = msgspec.structs.replace(hand.begin.progress, step=step.index + 1)
+    def _advance_apart(self, step: Step) -> None:
+        now, empty = self.pace.stepped(step.index)
         self.cursor = msgspec.structs.replace(self.cursor, progress=now)
-        empty = draw(hand, self._drawn).counts[self._run.fleet.rank] == 0
         step.end(now, empty or self._goal.reached(now))
         if step.round is not None:
             step.round = self._meet(step.round)
             step.ends_epoch = self.cursor.progress.epoch > step.epoch
 
     def _meet(self, round: Round) -> Round:
-        """The round is over: what was not drawn goes back. Its plan is that of the worker that did most steps."""
-        hand, self.hand = self.hand, None
+        """All have come to the end of the round; if each went at its own pace, only now is known how far they are."""
+        hand = self.pace.hand
         if hand is None:
             return round
-        self.cursor = collect(hand, [int(note.steps) for note in round.notes], self._run.lengths)
+        self.cursor, round = self.pace.meet(round)
         if self._counter is not None:  # whoever did most: between meetings workers do not know of each other's steps
             self._counter.stepped(sum(hand.sizes), round.steps)
-        notes, policy = round.notes, self._run.checkpoint
-        # Rank 0 has asked for a checkpoint at its own steps, and others may have come further.
-        every = policy.every if policy else None
-        if every and self.cursor.progress.step // every > hand.begin.progress.step // every:
-            notes = (msgspec.structs.replace(notes[0], save=1.0), *notes[1:])
-        return msgspec.structs.replace(round, plan=whole(hand, max(round.steps - 1, 0)), notes=notes)
+        return round
 
     def _learn(self, round: Round, applied: bool) -> None:
         for observer in self._observers:
@@ -287,70 +246,38 @@ class Loop:
             self._run.save_by_itself()
         return signal
 
-    def _leave(self) -> None:
-        """The loop was left early on this worker: the others are told, or met once more at the end of the round.
+    def tell_of_leaving(self) -> None:
+        """Where nobody waits for who leaves: say so to the others, or end the loop with them if it has come to that."""
+        if self._unfinished:
+            if self._unmet is not None:
+                self._unmet.rest()
+            self._run.fleet.leave("left the training loop")
+        else:
+            self._end_together()
 
-        Whether by ``break`` or by an error cannot be seen from here. So who can be met is met when it matters: before
-        anything that uses the model or the run (:meth:`settle`); if an error follows instead, the others get it.
-        """
-        run = self._run
-        if self.current and self.current.phase is Phase.APPLIED:
-            self.close_step(self.current)
-        self.current = None
-        # Who works alone may survive an error, and begin another loop: what it has used of its hand must count then.
-        alone = self.hand is not None and run.fleet.size == 1
-        if (self._parts.failure and not alone) or run.fleet.closed:
-            return
-        if not run.sync.waits_for_leavers:
-            if not self._goal.reached(self.progress) and not self._stopping:
-                if self._unmet is not None:
-                    self._unmet.rest()
-                run.fleet.leave("left the training loop")
-            else:
-                self._end_together()
-            return
-        module = run.replica.module
-        self._left = True
-        self._handles = [
-            module.register_forward_pre_hook(lambda *_: self.settle()),
-            module.register_state_dict_pre_hook(lambda *_: self.settle()),  # type: ignore[no-untyped-call]
-        ]
-
-    def abandon(self) -> None:
-        """An error is why the loop was left: there is nobody to be met."""
-        self._left, self.hand, self._stopping = False, None, 0
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def settle(self) -> None:
-        """If the loop was left: take part in what the others do until they end it, too."""
-        if not self._left:
-            return
-        goal, hand, stopping = self._goal, self.hand, self._stopping
-        self.abandon()
-        self.hand, self._stopping = hand, stopping
-        try:
-            self._meet_the_others(goal)
-        finally:
-            self.abandon()
-
-    def _meet_the_others(self, goal: Goal) -> None:
-        run = self._run
-        if not goal.reached(self.cursor.progress) and not self._stopping:
-            apart = self._apart()
-            plan = self._draw(self._deal(goal), self._drawn) if apart else self.plan(self.cursor, goal)
+    def meet_the_others(self) -> None:
+        """Where they wait for who leaves: take part in the rest of the round, after which all end the loop."""
+        if self._unfinished:
+            apart, run = self._apart(), self._run
+            if apart:
+                self._deal(self._goal)
+            plan = self.pace.plan() if apart else self.plan(self.cursor, self._goal)
             meeting = run.sync.leave(plan)
             compare_plans(meeting.notes, plan.step)
             behind = round(max(note.steps for note in meeting.notes) - meeting.notes[run.fleet.rank].steps)
             if not apart:  # what the others have done is done; who is the furthest has done the last of it
                 plan = self._last or plan
-                for plan in islice(self._foresee(self.cursor, goal), behind):
+                for plan in islice(self._foresee(self.cursor, self._goal), behind):
                     self.cursor = advance(self.cursor, plan, run.lengths)
                     if self._counter is not None:
                         self._counter.stepped(plan.batch, 1)
             self._learn(self._meet(round_of(plan, meeting)), applied=False)
         self._end_together()
+
+    @property
+    def _unfinished(self) -> bool:
+        """Whether the loop would go on, had it not been left."""
+        return not self._goal.reached(self.progress) and not self._stopping
 
     def _foresee(self, cursor: Cursor, goal: Goal) -> Iterator[Plan]:
         """The plans that follow if no role changes its mind."""
@@ -358,9 +285,3 @@ class Loop:
             plan = self.plan(cursor, goal)
             yield plan
             cursor = advance(cursor, plan, self._run.lengths)
-
-    def _foresee_draws(self, hand: Hand, step: int) -> Iterator[Plan]:
-        """The plans that follow if the round goes on."""
-        while (plan := self._draw(hand, step)).counts[self._run.fleet.rank]:
-            yield plan
-            step += 1

@@ -7,7 +7,6 @@ on every worker, and ahead of time to prefetch, and must give the same answer fo
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from paceline.events import Event
+from paceline.needs import Need
 from paceline.records import Meeting, Note, Plan, Progress, Round
 
 if TYPE_CHECKING:
@@ -42,21 +42,6 @@ __all__ = [
     "Sync",
     "Unmet",
 ]
-
-
-class Need(enum.Enum):
-    """What a role can ask the probe for."""
-
-    VARIANCE = "variance"
-    """Between-unit variance and mean gradient norm: :class:`~paceline.records.GradientStats` of rounds."""
-    DIRECTION = "direction"
-    """The part of the variance that is along the mean gradient: ``along`` of the statistics. Under AllReduce only."""
-    OWN = "own"
-    """The same of every worker's own gradient: ``measured`` and ``own_sqnorm`` of notes. Under LocalSGD only."""
-    COORDINATES = "coordinates"
-    """The variance of every coordinate: ``coordinates`` of rounds. Under AllReduce only; a second vector travels."""
-    UNITS = "units"
-    """The image of every unit's gradient in every step, for an order that learns from it: :class:`Learner`."""
 
 
 @runtime_checkable

@@ -154,19 +154,19 @@ class Run:
     def replica(self) -> Replica:
         """The model and optimizer as the roles see them."""
         if hasattr(self, "_loop"):  # it is asked for before there is one
-            self._loop.settle()
+            self._loop.absence.settle()
         return self._replica
 
     @property
     def progress(self) -> Progress:
         """Steps, epochs and examples done."""
-        self._loop.settle()
+        self._loop.absence.settle()
         return self._loop.progress
 
     @property
     def cursor(self) -> Cursor:
         """Where the run stands in its data."""
-        self._loop.settle()
+        self._loop.absence.settle()
         return self._loop.cursor
 
     def roles(self) -> dict[str, object]:
@@ -182,11 +182,11 @@ class Run:
         """
         goal = Goal(epochs=epochs, examples=examples, steps=steps)
         refuse_in_consensus(self._parts, "run.steps", "train outside of it, and evaluate inside")
-        self._loop.settle()
+        self._loop.absence.settle()
         if self._closed or self._loop.current is not None:
             why = "the run was closed" if self._closed else "another loop over run.steps() has not ended"
             raise LoopError(f"run.steps cannot begin: {why}")
-        self._loop.mind_totals(goal)
+        self._loop.cautions.mind_totals(goal, self._loop.progress)
         loop = self._loop.steps(goal)
         self._iterator = weakref.ref(loop)
         return loop
@@ -242,7 +242,7 @@ class Run:
         is no error: False is returned.
         """
         refuse_in_consensus(self._parts, "run.resume", "call it before the block")
-        self._loop.settle()
+        self._loop.absence.settle()
         if self._loop.current is not None:
             raise LoopError("run.resume was called inside of the loop over run.steps(); call it before")
         found = snapshot.find(self, Path(path), missing_ok)
@@ -259,7 +259,7 @@ class Run:
         try:
             if (loop := self._iterator()) is not None:
                 loop.close()  # it was left, but somebody holds it: a progress bar, say
-            self._loop.settle()
+            self._loop.absence.settle()
         finally:
             self._closed = True
             self._loop.hooks.remove()
@@ -276,7 +276,7 @@ class Run:
         if error is not None and not isinstance(error, Interrupted):
             advise(error)
             self._parts.failure = type(error).__name__  # whoever still holds the loop's iterator: it was no break
-            self._loop.abandon()
+            self._loop.absence.give_up()
             self.fleet.fail(error)
         self.close()
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.errors import LoopError, NonFiniteLoss
+from paceline.errors import LoopError
+from paceline.losses import Losses, checked_weight, refuse_what_is_not_finite
 from paceline.machinery import Machinery
 from paceline.meeting import compare_models, compare_plans, round_of
 from paceline.memory import ran_out
@@ -20,6 +21,7 @@ from paceline.order.fragments import Fragment, fragments_of
 from paceline.probe import Example
 from paceline.records import Note, Plan, Progress, Round
 from paceline.roles import Need
+from paceline.telling import note_of, round_of_step
 
 __all__ = ["Phase", "Step"]
 
@@ -59,7 +61,7 @@ class Step:
         self._seen = 0
         self._waiting_for_backward = 0
         self._examples = self._too_large = 0
-        self._losses: list[tuple[Tensor, float]] = []
+        self._losses = Losses()
         self._witness: nn.Parameter | None = None
         self._hidden_exchange = 0.0
         self._loss = math.nan
@@ -203,7 +205,7 @@ class Step:
                     f"step.backward gave no parameter of the run's model a gradient in step {self.index}: the loss "
                     "comes from another model; compute it with the one that was given to Run"
                 )
-        self._losses.append((loss.detach(), weight))
+        self._losses.add(loss, weight)
         self._waiting_for_backward = 0
 
     @property
@@ -248,66 +250,21 @@ class Step:
                 f"optimizer.zero_grad() was called {where} inside of the loop over its micro-batches: what those "
                 "before gave is lost, and a worker without examples never gets there; put it before that loop"
             )
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
-            raise LoopError(f"the loss {where} has {shape}; it must be one number: take its mean over the micro-batch")
-        if not loss.requires_grad:
-            raise LoopError(
-                f"the loss {where} does not depend on any parameter that requires a gradient; compute it from the "
-                "model's output, outside of torch.no_grad()"
-            )
-        if weight is None:
-            return float(self._waiting_for_backward)
-        if not (math.isfinite(weight) and weight >= 0):
-            raise LoopError(f"the weight {weight} of a loss {where} must be a finite number of at least 0")
-        return float(weight)
+        return checked_weight(loss, weight, self._waiting_for_backward, where)
 
     def _finish(self) -> None:
         parts, plan = self._parts, self.plan
         if Need.UNITS in parts.probe.now:
-            single, weights = isinstance(parts.probe.unit, Example), [weight for _, weight in self._losses]
-            self.fragments = fragments_of(self._fitting, parts.fleet.rank, weights, parts.probe.order_images(), single)
-        # Before anything is laid together to be sent, which may change what is in .grad.
-        within = parts.probe.within and parts.probe.measuring and bool(self._losses)
-        own_sqnorm = parts.probe.own_sqnorm() if within else 0.0
-        units, unit_sqnorm = parts.probe.numbers(parts.sync.collect(plan))
-        stop, save = parts.wishes()
-        loss = sum(float(loss) * weight for loss, weight in self._losses if weight)
-        parts.clock.computed()  # reading the losses has waited for the device, where there is one
-        weight = sum(weight for _, weight in self._losses)
-        note = Note(
-            plan=plan.digest(),
-            examples=plan.counts[parts.fleet.rank],
-            weight=weight,
-            loss=loss,
-            stop=stop,
-            save=save,
-            load_seconds=parts.clock.load,
-            compute_seconds=parts.clock.compute,
-            busy_seconds=parts.clock.busy,
-            units=units,
-            unit_sqnorm=math.nan if parts.probe.mixed() else unit_sqnorm,
-            measured=weight if within else 0.0,
-            own_sqnorm=own_sqnorm,
-            most=parts.memory.largest_share,
-            skipped=float(parts.skipped),
-        )
+            images, single = parts.probe.order_images(), isinstance(parts.probe.unit, Example)
+            self.fragments = fragments_of(self._fitting, parts.fleet.rank, self._losses.weights, images, single)
+        note = note_of(parts, plan, self._losses)
         parts.fleet.doing(self.index, "averaging gradients")
         notes = parts.sync.before_step(plan, note)
         if notes is not None:
             parts.clock.exchanged()
             self._compare(notes)
             compare_models([note.skipped for note in notes], self.index - 1)
-            stats = coordinates = None
-            if parts.probe.measuring:
-                scale = parts.scaler.get_scale() if parts.scaler is not None else 1.0
-                sqnorm = parts.probe.mean_sqnorm(scale, parts.sync.flat_gradients())
-                stats = parts.measure.stats(notes, sqnorm, scale, self.index)
-                coordinates = parts.measure.coordinates(stats, scale, self.index)
-                if parts.measure.bytes_sent:
-                    parts.sync.bytes_sent += parts.measure.bytes_sent
-                    parts.clock.exchanged_more()
-            self.round = Round(plan=plan, notes=notes, stats=stats, coordinates=coordinates)
+            self.round = round_of_step(parts, plan, notes)
             self._loss = self.round.loss
         else:
             self._loss = note.loss / note.weight if note.weight else math.nan
@@ -331,11 +288,5 @@ class Step:
         self._refuse_what_is_not_finite(dict(enumerate([note.loss for note in notes])))
 
     def _refuse_what_is_not_finite(self, losses: dict[int, float]) -> None:
-        # A GradScaler expects overflow now and then, and skips such a step.
-        bad = [rank for rank, loss in losses.items() if not math.isfinite(loss)]
-        if bad and self._parts.scaler is None:
-            told = ", ".join(f"rank {rank}: {losses[rank]}" for rank in bad)
-            raise NonFiniteLoss(
-                f"the loss in step {self.index} is not finite ({told}); the parameters were not changed. Lower the "
-                "learning rate, clip the gradients, or look for bad examples"
-            )
+        if self._parts.scaler is None:  # a GradScaler expects overflow now and then, and skips such a step
+            refuse_what_is_not_finite(losses, self.index)

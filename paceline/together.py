@@ -38,8 +38,8 @@ def refuse_in_consensus(parts: Machinery, call: str, instead: str) -> None:
 
 def refuse_within_a_round(loop: Loop, call: str) -> None:
     """Where every worker goes at its own pace, there is no place where all are at once."""
-    loop.settle()
-    if loop.hand is not None:
+    loop.absence.settle()
+    if loop.pace.hand is not None:
         raise LoopError(
             f"{call} was called in the middle of a round in which every worker does its own number of steps, so that "
             "they would not come here together; call it in the steps where step.round is not None, which are the same "

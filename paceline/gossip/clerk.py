@@ -37,12 +37,11 @@ from paceline.gossip.messages import (
 )
 from paceline.gossip.peer import Peer
 from paceline.gossip.points import Points
+from paceline.gossip.search import Search
 from paceline.gossip.wire import Letter
 
 __all__ = ["Clerk", "Outgoing"]
 
-PAUSE = 0.01  # seconds until all are asked again who were busy, where the trainer waits for one of them
-LONGEST_PAUSE = 0.2  # it doubles up to there; who comes later asks at once, so that this is not waited for in general
 NEWS = 0.25  # seconds between letters that only tell news, to one member each: exchanges may be seldom
 LONGEST = 30.0  # seconds that are waited for a whole model at first, however long coded ones have taken
 
@@ -81,11 +80,7 @@ class Clerk:
         self._points, self._blocking = points, blocking
         self._peer = Peer(members.own.number, points, members.own.life)
         self._open = self._away = False
-        self.wishes = False
-        """Whether the trainer would like to average, and has not yet."""
-        self._tried: set[int] = set()
-        self._again, self._pause = 0.0, PAUSE
-        self._proposed: tuple[int, float] | None = None
+        self._search = Search()
         self._news = now
         self.gathering: Gathering | None = None
         self.finale: Finale | None = None
@@ -103,8 +98,8 @@ class Clerk:
     def offer(self, examples: int) -> None:
         """The trainer would like to average now; it has used so many examples."""
         self.tell(examples)
-        self.wishes = self._open = True
-        self._again, self._pause = 0.0, PAUSE
+        self._open = True
+        self._search.begin()
 
     def tell(self, examples: int) -> None:
         """The trainer has used so many examples."""
@@ -112,12 +107,13 @@ class Clerk:
 
     def rest(self) -> None:
         """The trainer has left its loop: its model is not averaged any more, unless it comes back."""
-        self._open = self.wishes = False
-        self._away = True
+        self._search.give_up()
+        self._open, self._away = False, True
 
     def end(self) -> None:
         """The trainer has come to the end, and tells all others; what is under way is finished."""
-        self._open = self.wishes = self._away = False
+        self._search.give_up()
+        self._open = self._away = False
         self.members.tell(State.DONE)
         self._greet()
 
@@ -154,6 +150,11 @@ class Clerk:
         return [each for each in self.members.others(State.JOINING, State.HERE, State.DONE) if each not in self._heard]
 
     @property
+    def wishes(self) -> bool:
+        """Whether the trainer would like to average, and has not yet."""
+        return self._search.goes_on
+
+    @property
     def idle(self) -> bool:
         """Whether no exchange is under way."""
         return not self._peer.busy
@@ -175,9 +176,7 @@ class Clerk:
         self.members.hear_of_all(header.examples, header.lost)
         if self.members.life(sender) < 0:  # it does not even say where it listens
             return
-        seconds = None
-        if isinstance(header.message, Answer) and self._proposed is not None and self._proposed[0] == sender:
-            seconds = now - self._proposed[1]
+        seconds = self._search.seconds(sender, now) if isinstance(header.message, Answer) else None
         self.members.answered(sender, seconds)
         self._heard.add(sender)
         self._dispatch(sender, header.message, letter.payload, now)
@@ -190,12 +189,10 @@ class Clerk:
             case Fetch(final=False):
                 self._post(sender, *self._whole_model(message.number))
             case Model() | Later() if self.joining is not None and self.members.own.state is State.JOINING:
-                if isinstance(message, Model):
-                    self.joining.take(sender, message.number, payload)
-                else:
-                    self.joining.later(sender, message.number)
+                self.joining.receive(sender, message, payload)
             case Model() | Later() if self.finale is None:
-                self._gathered(sender, message, payload, now)
+                if self.gathering is not None:
+                    self.gathering.receive(sender, message, payload, self.whole, now)
             case Fetch() | Await() | Agreed() | Got() | Model() | Later():
                 if self.finale is not None:
                     self._send(self.finale.receive(sender, message, payload, now))
@@ -215,7 +212,7 @@ class Clerk:
         if now >= self._news:
             self._news = now + NEWS
             self._send([(each, Hello(reply=False), None) for each in self.members.anybody()])
-        if self.wishes and self.idle and now >= self._again:
+        if self.wishes and self.idle and now >= self._search.again:
             self._propose(now)
         if self.gathering is not None:
             self._send([(member, question, None) for member, question in self.gathering.questions(now)])
@@ -231,21 +228,19 @@ class Clerk:
         """When :meth:`tick` has something to do, unless something comes before."""
         machines = (self._peer, self.gathering, self.finale, self.joining)
         times = [due for each in machines if each is not None and (due := each.due) is not None]
-        times += [self._again] if self.wishes and self.idle else []
+        times += [self._search.again] if self.wishes and self.idle else []
         return min([*times, self._news])
 
     def _propose(self, now: float) -> None:
-        partner = self.members.partner(self._tried)
+        partner = self.members.partner(self._search.tried)
         shown = self.board.lend()
         if partner is None or shown is None:
-            self._tried.clear()
             alone = len(self.members.participants()) < 2
-            self.wishes = self._blocking and not alone  # who does not stand still asks again after its next steps
-            self._again = now + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            # Who does not stand still asks again after its next steps.
+            self._search.rest(now, goes_on=self._blocking and not alone)
             self.board.give_back()
             return
-        self._proposed = partner, now
+        self._search.ask(partner, now)
         model = shown[: self._points.numel]
         self._do(self._peer.propose(partner, model, self.members.patience(partner), now), now)
 
@@ -267,33 +262,22 @@ class Clerk:
         self.counts.ended(ended, self._points.levels[0])
         if ended.outcome is Outcome.LATE:
             return
-        own = self._proposed is not None and self._proposed[0] == ended.partner
-        if own:
-            self._proposed = None
+        own = self._search.ended(ended.partner)
         silent = ended.outcome is Outcome.UNKNOWN or (own and ended.outcome is Outcome.TIMED_OUT)
         if silent:
             self.members.failed(ended.partner, now)
         met = ended.outcome is Outcome.DONE or (ended.outcome is Outcome.WITHDRAWN and not self._blocking)
         if met and (own or self._blocking):
-            self.wishes = False
-            self._tried.clear()
+            self._search.fulfil()
             self._open = self._open and not self._blocking
         elif own:
-            self._tried.add(ended.partner)
+            self._search.tried.add(ended.partner)
 
     def _whole_model(self, number: int) -> tuple[Errand, Tensor | None]:
         model = self.board.copy() if self.members.own.state in (State.HERE, State.DONE) else None
         if model is None:
             return Later(number), None
         return Model(number, self.members.own.examples), self.whole.pack(model, self.counters)
-
-    def _gathered(self, sender: int, message: Model | Later, payload: Tensor | None, now: float) -> None:
-        if self.gathering is None or message.number != self.gathering.number:
-            return
-        if isinstance(message, Later):
-            self.gathering.later(sender, now, message.away)
-        elif payload is not None and payload.numel() == self.whole.bytes:
-            self.gathering.take(sender, self.whole.unpack(payload)[0], message.weight)
 
     def _patience_for_whole(self) -> float:
         """What was learnt is for a coded model; a whole one is longer, and all of them may come at once."""

@@ -117,13 +117,10 @@ class Finale:
                 return [(sender, Model(errand.number, self._members.own.examples), own)]
             case Await():
                 return [(sender, Later(errand.number), None)]
-            case Later() if self._gathering is not None and errand.number == self._gathering.number:
-                self._gathering.later(sender, now, errand.away)
+            case Later() | Model() if self._gathering is not None:
+                self._gathering.receive(sender, errand, payload, self._whole, now)
             case Later() if self._await is not None and errand.number == self._number:
                 self._await.later(now)
-            case Model() if self._gathering is not None and errand.number == self._gathering.number:
-                if payload is not None and fits:
-                    self._gathering.take(sender, self._whole.unpack(payload)[0], errand.weight)
         return []
 
     def _elect(self, now: float) -> None:

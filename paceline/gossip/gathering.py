@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.gossip.messages import Await, Fetch
+from paceline.gossip.messages import Await, Fetch, Later, Model
+
+if TYPE_CHECKING:
+    from paceline.gossip.finale import Whole
 
 __all__ = ["ALIVE", "POLL", "Gathering", "Question"]
 
@@ -95,6 +99,15 @@ class Gathering:
             self._asked[member].ask(now)
         fetch, wait = Fetch(self.number, self._final), Await(self.number)
         return [(member, fetch if member in self._alive else wait) for member in due]
+
+    def receive(self, member: int, message: Model | Later, payload: Tensor | None, whole: Whole, now: float) -> None:
+        """An answer has come, maybe to an earlier question; a payload that cannot be a ``whole`` model is nothing."""
+        if message.number != self.number:
+            return
+        if isinstance(message, Later):
+            self.later(member, now, message.away)
+        elif payload is not None and payload.numel() == whole.bytes:
+            self.take(member, whole.unpack(payload)[0], message.weight)
 
     def take(self, member: int, model: Tensor, weight: int) -> None:
         """One has come; if it is not finite it does not count, or all would be spoilt."""

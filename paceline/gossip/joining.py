@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.gossip.finale import Whole
 from paceline.gossip.gathering import Question
 from paceline.gossip.members import Members, State
-from paceline.gossip.messages import Fetch
+from paceline.gossip.messages import Fetch, Later, Model
 
 __all__ = ["Joining"]
 
@@ -62,6 +62,13 @@ class Joining:
             return [], []
         self._question.ask(now)
         return [], [(self._donor, Fetch(self._number, final=False))]
+
+    def receive(self, sender: int, message: Model | Later, payload: Tensor | None) -> None:
+        """An answer has come."""
+        if isinstance(message, Model):
+            self.take(sender, message.number, payload)
+        else:
+            self.later(sender, message.number)
 
     def later(self, sender: int, number: int) -> None:
         """The donor has nothing to give: another is asked."""

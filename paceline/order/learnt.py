@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +18,7 @@ from paceline.order.fragments import Fold, Fragment, pack, unpack
 from paceline.order.ledger import Ledger
 from paceline.order.preconditioner import Preconditioner
 from paceline.order.signs import Greedy, Rule
+from paceline.order.streams import OneStream, WorkerStreams, deal, line_up
 from paceline.probe.units import Example
 from paceline.records import Progress
 from paceline.roles import Need
@@ -26,25 +26,9 @@ from paceline.roles import Need
 if TYPE_CHECKING:
     from paceline.probe import Probe
 
-__all__ = ["GraB", "Learnt", "OneStream", "PairBalance", "WorkerStreams"]
+__all__ = ["GraB", "Learnt", "PairBalance"]
 
 SKETCH = 256  # numbers of an image that decide: enough for signs, and little to send
-
-
-@dataclass(frozen=True)
-class OneStream:
-    """All units are one sequence, whoever computes them: for data that all workers can read."""
-
-
-@dataclass(frozen=True)
-class WorkerStreams:
-    """A sequence of units for each worker.
-
-    Args:
-        shared_sum: one running sum for all (CD-GraB); otherwise each stream has its own (ID-GraB, for comparison).
-    """
-
-    shared_sum: bool = True
 
 
 class Learnt:
@@ -155,7 +139,7 @@ class Learnt:
                 f"{type(self).__name__}: {len(units)} units of {self._unit} examples are too few for {streams} "
                 "streams; give a smaller unit, or order.OneStream()"
             )
-        return [units[stream::streams] for stream in range(streams)]
+        return deal(units, streams)
 
     def _start(self, epoch: int, orders: list[list[int]]) -> None:
         self.epoch, self._orders = epoch, orders
@@ -178,10 +162,7 @@ class Learnt:
 
     def _sequence(self) -> list[int]:
         """The units of this worker's data in the order of the epoch."""
-        if self._local:
-            return self._orders[self._rank]
-        streams, count = len(self._orders), sum(map(len, self._orders))
-        return [self._orders[at % streams][at // streams] for at in range(count)]
+        return self._orders[self._rank] if self._local else line_up(self._orders)
 
     def see(self, fragments: Sequence[Fragment]) -> None:
         """Take what this worker has seen in a step."""

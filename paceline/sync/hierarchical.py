@@ -101,25 +101,23 @@ class Hierarchical(LocalSGD):
 
     def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
         """Average in the site if its round ends with this step, and between sites if that round does."""
-        plan, note = self._pending
-        self._count(plan, note)
-        self._inside.add(plan, note)
-        self._tally.worked(busy_seconds - self._inside_seconds)
-        over = last or self._is_over(now)
-        if self._tally.steps == 1:
+        self._inside.add(*self._round.count(self._replica.learning_rate))
+        self._round.tally.worked(busy_seconds - self._inside_seconds)
+        over = last or self._round.over(now)
+        if self._round.tally.steps == 1:
             self.bytes_sent = 0
         if not (over or self.inside.ends(self._inside.begin(now), now)):
             return None
         self._average_inside(self._inside.whole, now.step - 1, final=over)
         if not over:
             return None
-        meeting = self._average_between(self._told(final=float(last)), now.step - 1)
+        meeting = self._average_between(self._round.told(self.merge.blocked_seconds, final=float(last)), now.step - 1)
         self._begin_to_count()
         return meeting
 
     def _leave(self, plan: Plan) -> Meeting:
         """Take part in the averages of the site until the round between sites ends."""
-        inside, whole = self._inside.whole, self._told(leaves=True)
+        inside, whole = self._inside.whole, self._round.told(self.merge.blocked_seconds, leaves=True)
         while True:
             met = self._average_inside(inside, plan.step, left=True)
             # When all of a site have left, nobody is there to tell when the round ends: the other sites will.
@@ -171,7 +169,7 @@ class Hierarchical(LocalSGD):
         # In the site "stop" says who has left: who only asks all to stop goes on until the sites meet.
         note = msgspec.structs.replace(note, final=float(final), stop=float(left))
         since = reading()
-        met = self.merge.run(note, None, self._scale, f"the models of the site after step {step}")
+        met = self.merge.run(note, None, self._round.scale, f"the models of the site after step {step}")
         self._inside_seconds += reading() - since
         self.bytes_sent += self.merge.bytes_sent
         self._inside.clear()
@@ -204,7 +202,7 @@ class Hierarchical(LocalSGD):
             assign(parameters, self.outer.step(means, parameters, self._table.all))
         self._anchor(parameters)
         self.merge.restart()
-        self._weight = 0.0
+        self._round.weight = 0.0
         self._begin_round()
         if ends(self._table.all):
             self.merge.share_counters()
@@ -222,7 +220,7 @@ class Hierarchical(LocalSGD):
 
     def _lead(self, average: WeightedAverage, tensors: Sequence[Tensor], weight: float, what: str) -> None:
         average.prepare(tensors, len(tensors), [])
-        mean = average.of(tensors, weight, self._scale, [], what)
+        mean = average.of(tensors, weight, self._round.scale, [], what)
         if mean.views is not tensors:
             mean.write(tensors)
         self.bytes_sent += average.bytes_sent

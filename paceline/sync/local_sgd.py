@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-import msgspec
-
 from paceline.clock import reading
 from paceline.codec import Identity
 from paceline.errors import SettingError
@@ -18,14 +16,14 @@ from paceline.records import Meeting, Note, Plan, Progress
 from paceline.replica import Replica
 from paceline.roles import Codec, Need
 from paceline.sync.average import assign
-from paceline.sync.every import Every, as_every, seconds_of
+from paceline.sync.every import Every, as_every
 from paceline.sync.fitting import refuse_roles, refuse_what_does_not_fit
+from paceline.sync.local_round import LocalRound
 from paceline.sync.local_step import LocalStep, own_gradients, own_part
 from paceline.sync.merge import Merge
 from paceline.sync.optimizer_state import Keep, OptimizerState
 from paceline.sync.outer import MakeOptimizer, Outer
 from paceline.sync.statistics import Measuring, RoundStatistics
-from paceline.sync.tally import Tally
 
 __all__ = ["LocalSGD"]
 
@@ -70,10 +68,6 @@ class LocalSGD(LocalStep):
         self.bytes_sent = 0
         self._fleet: Fleet | None = None
         self._parts: list[Part] = []
-        self._tally = Tally()
-        self._seconds: float | None = None
-        self._scale = 0.0
-        self._weight = 0.0
 
     def __repr__(self) -> str:
         told = [repr(self.every), f"optimizer_state={self.optimizer_state!r}"]
@@ -97,9 +91,8 @@ class LocalSGD(LocalStep):
                 f"DistributedDataParallel averages gradients in every step, which {name} is there to avoid; give Run "
                 "the bare module"
             )
-        self._whole_epochs = Need.UNITS in probe.needs
-        self._statistics = RoundStatistics(probe, self.measuring, self.overlap)
-        self._seconds, self._scale, self._weight = None, 0.0, 0.0
+        statistics = RoundStatistics(probe, self.measuring, self.overlap)
+        self._round = LocalRound(self.every, statistics, whole_epochs=Need.UNITS in probe.needs)
         self._replica = replica
         if self.outer is not None:
             self.outer.forget()
@@ -139,28 +132,23 @@ class LocalSGD(LocalStep):
 
     def before_step(self, plan: Plan, note: Note) -> None:
         """The gradients are this worker's own. Without examples there are none, so that the optimizer does nothing."""
-        # It counts when the step is over: who leaves before that has not done it.
-        self._pending = plan, self._statistics.look(note)
+        self._round.look(plan, note)
         parameters = self._replica.parameters
         self.merge.trained.update(map(id, parameters))
         own_gradients(parameters, plan, note, type(self).__name__)
 
     def measures(self, progress: Progress, plan: Plan, due: bool) -> bool:
         """In one step of a round, if something is due then: all workers meet at the end of the round."""
-        after = Progress(progress.step + 1, progress.epoch, progress.examples + plan.batch)
-        return due and self._statistics.wants(self._tally.steps, self.every.ends(self._tally.begin(progress), after))
+        return due and self._round.measures(progress, plan)
 
     def apart(self, progress: Progress) -> bool:
         """Where rounds are measured by the clock; decided when one begins."""
-        if self._tally.steps or self.merge.flight is not None:  # a checkpoint may have brought half a round of steps
-            return False
-        self._seconds = seconds_of(self.every, progress)
-        return self._seconds is not None
+        return self.merge.flight is None and self._round.timed(progress)
 
     def end_step(self, now: Progress, last: bool, busy_seconds: float) -> Meeting | None:
         """Average if the round ends with this step, or let the average of the last round land."""
-        self._count(*self._pending)
-        self._tally.worked(busy_seconds)
+        self._round.count(self._replica.learning_rate)
+        self._round.tally.worked(busy_seconds)
         meeting = self._end_step(now, last)
         if meeting is not None:
             self._begin_to_count()
@@ -168,14 +156,14 @@ class LocalSGD(LocalStep):
 
     def _end_step(self, now: Progress, last: bool) -> Meeting | None:
         self.bytes_sent = 0
-        over = last or self._is_over(now)
+        over = last or self._round.over(now)
         landed = None
-        if self.merge.flight is not None and (over or self._tally.steps >= self.overlap):
+        if self.merge.flight is not None and (over or self._round.tally.steps >= self.overlap):
             landed = self._land()
             last = last or pauses(landed)
         if not (over or last):
             return landed
-        note = self._told(final=float(last))
+        note = self._round.told(self.merge.blocked_seconds, final=float(last))
         if not self.overlap:  # an average has landed all the same if a checkpoint of one that overlaps was resumed
             return both(landed, self._end_round(note, now.step - 1))
         self._set_off(note, now.step - 1)
@@ -186,14 +174,14 @@ class LocalSGD(LocalStep):
 
     def leave(self, plan: Plan) -> Meeting:
         """Take part in the average that ends the round, with the examples that were used, and ask all to stop then."""
-        self._scale = self._scale or float(plan.batch)
+        self._round.agree_on_scale(plan)
         with self.fleet.patiently(self._parts):
             meeting = self._leave(plan)
         self._begin_to_count()
         return meeting
 
     def _leave(self, plan: Plan) -> Meeting:
-        note = self._told(leaves=True)
+        note = self._round.told(self.merge.blocked_seconds, leaves=True)
         landed = None if self.merge.flight is None else self._land()
         if not self.overlap:
             return both(landed, self._end_round(note, plan.step))
@@ -213,14 +201,13 @@ class LocalSGD(LocalStep):
         """The replica was given new values, the same on all workers: a round begins with them."""
         self._begin_round()
         self._begin_to_count()
-        self._statistics.give()
-        self._seconds, self._weight = None, 0.0
+        self._round.forget()
         self.merge.restart()
         self.merge.forget()
 
     def consensus(self) -> AbstractContextManager[None]:
         """The average of all workers' models as they are now; afterwards every worker has its own again."""
-        return self.merge.consensus(self._weight, self._scale or 1.0)
+        return self.merge.consensus(self._round.weight, self._round.scale or 1.0)
 
     def state_dict(self) -> dict[str, Any]:
         """What is the same on all workers."""
@@ -238,82 +225,51 @@ class LocalSGD(LocalStep):
     def own_state(self) -> dict[str, Any]:
         """This worker's model in the middle of a round, and its optimizer."""
         module = self._replica.module
-        differs = self._weight > 0 or self._tally.steps > 0 or self.merge.flight is not None
+        differs = self._round.weight > 0 or self._round.tally.steps > 0 or self.merge.flight is not None
         return {
-            "tally": self._tally.state_dict(),
+            **self._round.state_dict(),
             "trained": self._replica.places(self.merge.trained),
             "counters": list(self._replica.counters().values()),
-            "scale": self._scale,
-            "weight": self._weight,
             "model": module.state_dict() if differs else None,
             "extra": [p.detach() for _, p in self._replica.extra] if differs else None,
             "merge": self.merge.state_dict(),
-            "statistics": self._statistics.state_dict(),
             "optimizer": self._replica.optimizer.state_dict(),
         }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Take that back."""
-        self._tally.load_state_dict(state["tally"])
-        self._scale, self._weight = state["scale"], state["weight"]
+        self._round.load_state_dict(state)
         if state["model"] is not None:
             self._replica.load(state["model"])
             assign([p for _, p in self._replica.extra], state["extra"])
         self._replica.load_counters(state["counters"])
         self.merge.trained = set(map(id, self._replica.at(state["trained"])))
         self.merge.load_state_dict(state["merge"])
-        self._statistics.load_state_dict(state["statistics"])
         self._replica.optimizer.load_state_dict(state["optimizer"])
 
     def _begin_round(self) -> None:
-        self._tally.clear()
+        self._round.tally.clear()
         if not self.overlap:  # else the average of what was trained is still to land
             self.merge.trained = set()
 
     def _begin_to_count(self) -> None:
         """The clock of the run begins anew: after every meeting, and with another loop."""
-        self._tally.met()
-
-    def _told(self, final: float = 0.0, leaves: bool = False) -> Note:
-        """What this worker has to tell of the round."""
-        whole = self._tally.whole
-        return msgspec.structs.replace(
-            whole,
-            busy_seconds=self._tally.busy_seconds,
-            blocked_seconds=self.merge.blocked_seconds,
-            final=final,
-            stop=max(1.0, whole.stop) if leaves else whole.stop,
-            rate=self._tally.rate,
-        )
+        self._round.tally.met()
 
     def _make_merge(self, fleet: Fleet) -> Merge:
         group: Group = fleet
         if self.overlap and fleet.size > 1:  # what the training thread exchanges meanwhile must not come in between
             self._parts = [Part(fleet, list(range(fleet.size)))]
             group = self._parts[0]
-        gradients = self._statistics.rider()
+        gradients = self._round.statistics.rider()
         return Merge(fleet, group, self._replica, self.codec, self.optimizer_state, self.outer, gradients)
-
-    def _count(self, plan: Plan, note: Note) -> None:
-        self._scale = self._scale or float(plan.batch)
-        self._tally.add(plan, note, self._replica.learning_rate)
-        self._statistics.count()
-        self._weight += note.weight
-
-    def _is_over(self, now: Progress) -> bool:
-        if self._seconds is not None:  # with the step that comes nearest to it
-            return self._tally.busy_seconds * (1 + 0.5 / self._tally.steps) >= self._seconds
-        if self._whole_epochs and now.epoch > self._pending[0].epoch:
-            return True  # what the epoch has taught is needed for the order of the next
-        begin = self._tally.begin(now)
-        # What began in steps, before a checkpoint, ends at once where rounds of seconds go on: no clock runs for it.
-        return seconds_of(self.every, begin) is not None or self.every.ends(begin, now)
 
     def _end_round(self, note: Note, step: int) -> Meeting:
         self.fleet.doing(step, "averaging models")
-        meeting = self.merge.run(note, self._statistics.give(), self._scale, f"the models after step {step}")
+        measured, what = self._round.statistics.give(), f"the models after step {step}"
+        meeting = self.merge.run(note, measured, self._round.scale, what)
         self.bytes_sent = self.merge.bytes_sent
-        self._weight = 0.0
+        self._round.weight = 0.0
         self._begin_round()
         if ends(meeting.notes):
             self.merge.share_counters()
@@ -321,8 +277,8 @@ class LocalSGD(LocalStep):
 
     def _set_off(self, note: Note, step: int) -> None:
         since = reading()
-        self.merge.begin(note, self._statistics.give(), self._scale, f"the models after step {step}")
-        self._tally.waited(reading() - since)  # before the first, all compare what they will average
+        self.merge.begin(note, self._round.statistics.give(), self._round.scale, f"the models after step {step}")
+        self._round.tally.waited(reading() - since)  # before the first, all compare what they will average
         self._begin_round()
 
     def _land(self) -> Meeting:
@@ -332,6 +288,6 @@ class LocalSGD(LocalStep):
 
     def _equalise(self) -> None:
         """After the last average in the background: corrections are right up to rounding; now to the bit."""
-        self.bytes_sent += self.merge.equalise(self._weight, self._scale)
+        self.bytes_sent += self.merge.equalise(self._round.weight, self._round.scale)
         self.merge.restart()
-        self._weight = 0.0
+        self._round.weight = 0.0

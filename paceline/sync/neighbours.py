@@ -72,9 +72,9 @@ class Neighbours(LocalSGD):
         self._begin_round()
         if ends(meeting.notes):
             self.bytes_sent += self.merge.equalise(1.0, float(self.fleet.size))
-            self._weight = 0.0
+            self._round.weight = 0.0
         else:
-            self._weight = self._scale  # the models differ, and each counts as much as the others
+            self._round.weight = self._round.scale  # the models differ, and each counts as much as the others
         return meeting
 
     def _tell(self, note: Note, what: str) -> Meeting:
