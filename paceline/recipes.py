@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from paceline.sync import Gossip, LocalSGD
 from paceline.sync.every import Every
 
 __all__ = [
-    "Adaptive",
     "PiecewiseRoles",
     "Roles",
     "ad_psgd",
@@ -131,17 +130,6 @@ def everything(start: int, limit: int, micro: int, *, eta: float = 0.7, every: E
     }
 
 
-class Adaptive(NamedTuple):
-    """An optimizer, and the batch and learning-rate rule for it.
-
-    Used as ``Run(model, found.optimizer, dataset, batch=found.batch, lr=found.lr)``.
-    """
-
-    optimizer: torch.optim.Optimizer
-    batch: NormTest
-    lr: LearningRate
-
-
 def adadagrad(
     parameters: Iterable[Tensor],
     *,
@@ -151,15 +139,15 @@ def adadagrad(
     eta: float,
     follow: bool = True,
     weight_decay: float = 0.0,
-) -> Adaptive:
-    """AdAdaGrad (Lau, Liu and Kolar 2024): AdaGrad whose batch follows the norm test.
+) -> tuple[torch.optim.Optimizer, Roles]:
+    """AdAdaGrad (Lau, Liu and Kolar 2024): AdaGrad whose batch follows the norm test; the optimizer, and roles for it.
 
     The gradient is multiplied by AdaScale's gain, with ``lr`` for the batch ``start``: without a rule, few large steps
     get nowhere, and with the learning rate multiplied they go too far, since the sums of squares grow by a step what
     they should by many. ``follow=False`` leaves both as they are, and decides from one step alone, as published.
     """
     optimizer = torch.optim.Adagrad(parameters, lr=lr, weight_decay=weight_decay)
-    return Adaptive(optimizer, *_rules(start, limit, eta, follow))
+    return optimizer, _rules(start, limit, eta, follow)
 
 
 def adadagrad_norm(
@@ -172,10 +160,10 @@ def adadagrad_norm(
     follow: bool = True,
     initial: float = 0.0,
     weight_decay: float = 0.0,
-) -> Adaptive:
+) -> tuple[torch.optim.Optimizer, Roles]:
     """AdAdaGradNorm (same paper): as :func:`adadagrad`, with one step size for all coordinates."""
     optimizer = AdaGradNorm(parameters, lr=lr, initial=initial, weight_decay=weight_decay)
-    return Adaptive(optimizer, *_rules(start, limit, eta, follow))
+    return optimizer, _rules(start, limit, eta, follow)
 
 
 def ad_psgd(graph: Graph = Ring()) -> Gossip:  # noqa: B008 (it is immutable)
@@ -187,7 +175,8 @@ def ad_psgd(graph: Graph = Ring()) -> Gossip:  # noqa: B008 (it is immutable)
     return Gossip(1, graph=graph, codec=Identity())
 
 
-def _rules(start: int, limit: int, eta: float, follow: bool) -> tuple[NormTest, LearningRate]:
+def _rules(start: int, limit: int, eta: float, follow: bool) -> Roles:
     if not follow:
-        return NormTest.as_published(start=start, limit=limit, eta=eta), Constant()
-    return NormTest(start=start, limit=limit, eta=eta), AdaScale(base=start, scales=Scales.GRADIENT)
+        return {"batch": NormTest.as_published(start=start, limit=limit, eta=eta), "lr": Constant()}
+    gain = AdaScale(base=start, scales=Scales.GRADIENT)
+    return {"batch": NormTest(start=start, limit=limit, eta=eta), "lr": gain}

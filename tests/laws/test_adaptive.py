@@ -580,9 +580,9 @@ def test_bad_settings(make: Callable[[], Any], words: str) -> None:
 def recipe(name: str) -> tuple[list[int], float]:
     model = mlp()
     maker = {"adadagrad": pl.recipes.adadagrad, "adadagrad_norm": pl.recipes.adadagrad_norm}[name]
-    found = maker(model.parameters(), lr=0.5, start=16, limit=256, eta=0.7)
+    optimizer, roles = maker(model.parameters(), lr=0.5, start=16, limit=256, eta=0.7)
     sizes: list[int] = []
-    with pl.Run(model, found.optimizer, data(LENGTH), batch=found.batch, lr=found.lr, micro=8) as run:
+    with pl.Run(model, optimizer, data(LENGTH), **roles, micro=8) as run:
         train(run, model, epochs=4, each=lambda step: sizes.append(step.plan.batch))
     x, y = data(LENGTH).tensors
     return sizes, float((model(x).argmax(1) == y).double().mean())
@@ -674,7 +674,7 @@ def test_sizes_of_a_checkpoint_become_multiples_within_the_limit() -> None:
 def test_recipes_for_adagrad_multiply_the_gradient_by_the_gain() -> None:
     settings: dict[str, Any] = {"lr": 0.1, "start": 32, "limit": 64, "eta": 0.7}
     weights = [torch.zeros(1, requires_grad=True)]
-    rules = [make(weights, **settings).lr for make in (pl.recipes.adadagrad, pl.recipes.adadagrad_norm)]
+    rules = [make(weights, **settings)[1]["lr"] for make in (pl.recipes.adadagrad, pl.recipes.adadagrad_norm)]
     assert rules == 2 * [pl.lr.AdaScale(base=32, scales=pl.lr.Scales.GRADIENT)]
 
 
