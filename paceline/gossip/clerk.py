@@ -85,9 +85,13 @@ class Clerk:
         self.gathering: Gathering | None = None
         self.finale: Finale | None = None
         self._heard: set[int] = set()
-        self._questions = 0
+        self._questions, self._longest = 0, LONGEST
         joins = members.own.state is State.JOINING
         self.joining = Joining(members, whole, contacts, self._patience_for_whole, now) if joins else None
+
+    def hurry(self, deadline: float) -> None:
+        """Nothing is waited for longer: in that time a whole model can be asked for twice, and left out."""
+        self._longest = min(LONGEST, deadline / 5)
 
     def begin(self) -> None:
         """The model on the board is one of the swarm: it may be averaged with others."""
@@ -283,7 +287,7 @@ class Clerk:
         """What was learnt is for a coded model; a whole one is longer, and all of them may come at once."""
         times = self.whole.bytes / self._points.bytes_for(self._points.levels[0])
         times *= max(1, len(self.members.others(State.HERE, State.DONE)))
-        return min(self.members.usual_patience * times, LONGEST)
+        return min(self.members.usual_patience * times, self._longest)
 
     def _greet(self) -> None:
         """Tell everybody how things stand with this worker."""

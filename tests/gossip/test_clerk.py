@@ -200,6 +200,26 @@ def test_who_joins_takes_the_newest_sound_model_in_full_precision() -> None:
     assert torch.equal(joining.model[0], shown(clerks[2]))
 
 
+@pytest.mark.parametrize("lost", [1, 1000])
+def test_a_model_that_is_lost_on_the_way_is_asked_for_again_in_time(lost: int) -> None:
+    """Before the deadline of who waits for the average: it has come then, or its member is left out."""
+    town, clerks = town_of(2)
+    clerks[0].hurry(20.0)
+    sent = 0
+
+    def delay(to: str, letter: Outgoing) -> float | None:
+        nonlocal sent
+        sent += isinstance(letter.message, Model)
+        return None if isinstance(letter.message, Model) and sent <= lost else 0.001
+
+    town.delay = delay
+    clerks[0].gather()
+    gathering = clerks[0].gathering
+    assert gathering is not None
+    assert town.run(20.0, lambda: gathering.done)
+    assert gathering.members == ([0, 1] if lost == 1 else [0])
+
+
 def test_who_joins_is_neither_averaged_with_nor_asked() -> None:
     town, clerks = town_of(2)
     stranger = town.settle(2, None, contacts=(address(0),))
