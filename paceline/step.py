@@ -235,7 +235,10 @@ class Step:
     def _check(self, loss: Tensor, weight: float | None) -> float:
         where = f"in step {self.index}"
         if self.phase is not Phase.OPEN or not self._seen:
-            raise LoopError(f"step.backward was called {where} outside of the loop over its micro-batches")
+            raise LoopError(
+                f"step.backward was called {where} outside of the loop over its micro-batches; write `for batch in "
+                "step:` around the forward pass and step.backward"
+            )
         if self._too_large:
             raise LoopError(
                 f"memory ran out in micro-batch {self._seen} {where}, and step.backward is outside of step.attempt(); "

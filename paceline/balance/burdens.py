@@ -37,9 +37,10 @@ def burdens(batch: int, speeds: Sequence[Speed], bounds: Bounds) -> set[int]:
 
 def told(rank: int, speed: Speed, examples: int, idle: bool) -> str:
     """What the record says of one, who gets nothing to do if ``idle``."""
-    what = "it gets nothing to do" if idle else "leave_out=True would give it nothing to do"
+    what = "it gets nothing to do" if idle else "BySpeed(leave_out=True) would give it nothing to do"
+    share = f"{examples} example{'s' if examples != 1 else ''}"
     return (
-        f"worker {rank} is so slow ({finish(speed, examples):.3g} s for {examples} examples) that the others would be "
+        f"worker {rank} is so slow ({finish(speed, examples):.3g} s for a step of {share}) that the others would be "
         f"done sooner without it; {what}"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -72,10 +73,9 @@ def run(
             raise SettingError(f"there is no script {script}; give the path of a Python file, or -m and a module")
         if invitation is not None and not independent:
             raise SettingError(f"--invitation ({invitation}) has no effect without --independent; leave it out")
-        if workers is None:
-            _mind_place(script, args or [], ("--workers", "-w"))
-        if not independent:
-            _mind_place(script, args or [], ("--independent",))
+        given = {"--workers": workers, "-w": workers, "--restarts": restarts, "--at": at, "--invitation": invitation}
+        given |= {"--nodes": nodes > 1 or None, "--node-rank": node_rank or None, "--independent": independent or None}
+        _mind_place(script, args or [], [name for name, value in given.items() if value is None])
         command = ["-m", script, *(args or [])] if module else [script, *(args or [])]
         workers, machines = default_workers() if workers is None else workers, Machines(nodes, node_rank, at)
         if independent:
@@ -89,8 +89,8 @@ def run(
 
 
 def _mind_place(script: str, args: Sequence[str], names: Sequence[str]) -> None:
-    """Tell who has put an option of the launcher behind the script, which gets it; it may have one of that name."""
-    for arg in args:
-        if arg.partition("=")[0] in names:
-            say(f"{arg} is behind {script}, which gets it; for paceline run it has to be before")
-            return
+    """Tell who has put options of the launcher behind the script, which gets them; it may have some of these names."""
+    found = [arg for arg in args if arg.partition("=")[0] in names or ("-w" in names and re.fullmatch(r"-w\d+", arg))]
+    if found:
+        verb = "are" if len(found) > 1 else "is"
+        say(f"{', '.join(found)} {verb} behind {script}, so the script gets it; for paceline run it has to be before")

@@ -32,7 +32,7 @@ def scales_for(reach: Tensor, largest: Tensor, bits: int) -> Tensor:
     Of the right colour, the point nearest to the receiver's number is the right one if their indices are less than
     q / 2 apart. That takes s = 2 reach / (q - 2), and a little for arithmetic. It is not below what an index can count
     for numbers as large as ``largest``, and the next power of two, so that all divisions by it are exact. NaN where a
-    number of the block, or what it takes, is not finite.
+    number of the block is not finite, or the distance would be more than 2^103.
     """
     scales = torch.maximum(2 * reach / ((1 << bits) - SLACK), largest * FINEST).clamp(min=SMALLEST)
     power = ((scales.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
@@ -50,7 +50,7 @@ def encode(
     points: Tensor | None,
     shifts: Tensor | None,
 ) -> None:
-    """Fill in lattice distances and check sums (the ``head``), codes, and the points if they are asked for."""
+    """Fill in lattice distances and check sums (the ``head``), codes, and ``points``, which must not be ``values``."""
     scales, digests = head
     scales.copy_(scales_for(reach, torch.zeros_like(reach), bits))
     highest, lowest = torch.empty_like(scales), torch.empty_like(scales)

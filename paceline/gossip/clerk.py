@@ -91,7 +91,7 @@ class Clerk:
 
     def hurry(self, deadline: float) -> None:
         """Nothing is waited for longer: in that time a whole model can be asked for twice, and left out."""
-        self._longest = min(LONGEST, deadline / 5)
+        self._longest = min(LONGEST, deadline / 4)
 
     def begin(self) -> None:
         """The model on the board is one of the swarm: it may be averaged with others."""

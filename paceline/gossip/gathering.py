@@ -30,6 +30,9 @@ class Question:
     until: float
     tries: int = TRIES
 
+    def __post_init__(self) -> None:
+        self._first = self.patience
+
     @property
     def over(self) -> bool:
         """Whether it was asked in vain often enough."""
@@ -42,8 +45,8 @@ class Question:
         self.patience *= 2
 
     def later(self, now: float) -> None:
-        """There was an answer: to ask again."""
-        self.tries = TRIES
+        """There was an answer: to ask again. What is lost from now on is asked for as soon as at the beginning."""
+        self.tries, self.patience = TRIES, self._first
         self.until = now + POLL
 
 

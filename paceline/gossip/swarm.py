@@ -29,7 +29,7 @@ class Swarm:
 
     def __init__(self, node: Node, layout: Layout, deadline: float, strides: bool = False) -> None:
         self._node, self._layout, self._deadline = node, layout, deadline
-        node.do(lambda clerk: clerk.hurry(deadline))
+        node.clerk.hurry(deadline)
         self._counted, self._near = Counts(), Counts()
         self._before = torch.zeros(layout.measured) if strides else None
         self.stride = 0.0

@@ -343,7 +343,8 @@ def test_a_worker_that_costs_more_than_it_gives_is_named_once() -> None:
     shares = simulate(policy, lambda step: BURDEN, 20, batch=30)
     assert shares[-1] == [15, 14, 1]
     assert policy.remarks() == [
-        "worker 2 is so slow (100 s for 1 examples) that the others would be done sooner without it; leave_out=True "
+        "worker 2 is so slow (100 s for a step of 1 example) that the others would be done sooner without "
+        "it; BySpeed(leave_out=True) "
         "would give it nothing to do"
     ]
     assert policy.remarks() == []

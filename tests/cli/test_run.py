@@ -70,7 +70,7 @@ def test_a_script_that_is_not_there() -> None:
     assert "there is no script nowhere.py" in found.stderr
 
 
-@pytest.mark.parametrize("option", [["--workers", "3"], ["--workers=3"], ["-w", "3"], ["--independent"]])
+@pytest.mark.parametrize("option", [["--workers", "3"], ["-w3"], ["--independent"], ["--at=1.2.3.4:5"]])
 def test_an_option_behind_the_script_is_the_scripts_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: list[str]
 ) -> None:
@@ -85,9 +85,10 @@ def test_an_option_behind_the_script_is_the_scripts_and_that_is_said(
     script = tmp_path / "train.py"
     script.touch()
     found = CliRunner().invoke(app, ["run", str(script), *option])
-    assert f"{option[0]} is behind {script}, which gets it" in " ".join(found.stderr.split())
+    assert f"{option[0]} is behind {script}, so the script gets it" in " ".join(found.stderr.split())
     assert launched == [[str(script), *option]]
-    assert "is behind" not in CliRunner().invoke(app, ["run", "-w", "2", "--independent", str(script), *option]).stderr
+    all_given = ["-w", "2", "--independent", "--at", "1.2.3.4:5", "--nodes", "2"]
+    assert "is behind" not in CliRunner().invoke(app, ["run", *all_given, str(script), *option]).stderr
 
 
 def test_version_and_help() -> None:

@@ -220,6 +220,46 @@ def test_a_model_that_is_lost_on_the_way_is_asked_for_again_in_time(lost: int) -
     assert gathering.members == ([0, 1] if lost == 1 else [0])
 
 
+def all_end(town: Town, clerks: list[Clerk], seconds: float) -> bool:
+    """These have come to the end; whether they agree in so many seconds."""
+    for clerk in clerks:
+        clerk.hurry(20.0)
+        clerk.end()
+        clerk.freeze(shown(clerk))
+    return town.run(seconds, lambda: all(clerk.finale is not None and clerk.finale.finished for clerk in clerks))
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_a_final_model_that_is_lost_is_asked_for_again_however_long_it_was_waited_for(late: float) -> None:
+    town, clerks = town_of(2)
+    lost = 0
+
+    def delay(to: str, letter: Outgoing) -> float | None:
+        nonlocal lost
+        if isinstance(letter.message, Model) and not lost:
+            lost += 1
+            return None
+        return 0.001
+
+    town.delay = delay
+    all_end(town, clerks[:1], late)
+    assert all_end(town, clerks[1:], 20.0)
+    assert clerks[0].finale is not None
+    assert clerks[0].finale.of == [0, 1]
+    assert lost == 1
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_who_dies_after_others_have_waited_for_its_final_model_is_left_out(number: int) -> None:
+    """The leader, whose average the others wait for, or another, whose model the leader waits for."""
+    town, clerks = town_of(3)
+    rest = [clerk for at, clerk in enumerate(clerks) if at != number]
+    all_end(town, rest, 1.0)
+    town.kill(number)
+    assert town.run(20.0, lambda: all(clerk.finale is not None and clerk.finale.finished for clerk in rest))
+    assert all(clerk.finale is not None and number not in clerk.finale.of for clerk in rest)
+
+
 def test_who_joins_is_neither_averaged_with_nor_asked() -> None:
     town, clerks = town_of(2)
     stranger = town.settle(2, None, contacts=(address(0),))
